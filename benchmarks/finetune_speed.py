@@ -10,12 +10,12 @@ padding. Ratios are taken within rounds, because the machine may be shared. Writ
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
+from itertools import count, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from side_by_side import by_turns, ratios_by_round
 from transformers import (
     AutoModelForSequenceClassification,
     DataCollatorWithPadding,
@@ -114,22 +115,19 @@ class Speed:
             for (ids, types), label in zip(encoded.rows, encoded.labels, strict=True)
         ]
         optimizers = {name: build_optimizer(model, 3e-5) for name, model in models.items() if name.startswith(PEER)}
-        costs: dict[str, list[float]] = {name: [] for name in models}
-        order = random.Random(0)
-        for turn in range(self.rounds):
-            for name in order.sample(list(models), len(models)):
-                mine = drawn[turn * self.steps : (turn + 1) * self.steps]
-                if name.startswith(PEER):
-                    cost = self._time_peer(name, models[name], optimizers[name], plain, tokenizer, turn)
-                else:
-                    cost = self._time_ours(models[name], mine, encoded)
-                costs[name].append(cost)
-        ratios = {
-            name: [mine / theirs for mine, theirs in zip(costs[name], costs[PEER], strict=True)][1:] for name in costs
-        }
+        turns = {name: count() for name in models}
+
+        def cost(name: str) -> float:
+            turn = next(turns[name])
+            if name.startswith(PEER):
+                return self._time_peer(name, models[name], optimizers[name], plain, tokenizer, turn)
+            return self._time_ours(models[name], drawn[turn * self.steps : (turn + 1) * self.steps], encoded)
+
+        costs = by_turns({name: partial(cost, name) for name in models}, self.rounds - 1)
+        ratios = ratios_by_round(costs, PEER)
         table = Table("", "ms per 1000 tokens", f"/ {PEER}'s", "rounds", title=f"{self.task}, {self.position}")
         for name, found in ratios.items():
-            middle = statistics.median(costs[name][1:])
+            middle = statistics.median(costs[name])
             table.add_row(
                 name, f"{1e6 * middle:.0f}", f"{statistics.median(found):.2f}", f"{min(found):.2f}-{max(found):.2f}"
             )

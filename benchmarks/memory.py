@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from attention_kinds import Case, make_problem
 from attention_ways import FLOOR, backend, make_step
+from peak import added_memory, answer, in_a_process, mebibytes
 from transformers import BertConfig, BertForMaskedLM
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
@@ -39,12 +37,6 @@ WARM = 100
 """Steps before growth is measured."""
 
 
-def mebibytes(name: str) -> float:
-    """Return a size of this process from the system: VmRSS, or VmHWM for the peak."""
-    (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
-    return int(line.split()[1]) / 1024
-
-
 def peak(way: str, dtype: str, length: int) -> float:
     """Return what a training step adds to the process at its peak, in MiB, its gradients included."""
     kind = WAYS[way][1]
@@ -53,11 +45,7 @@ def peak(way: str, dtype: str, length: int) -> float:
         return make_step(WAYS[way][0], make_problem(Case(kind, n, 1, 12, 64, dtype, "training"), torch.device("cpu")))
 
     step(64)()  # loads what is loaded once
-    train = step(length)
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = mebibytes("VmRSS")
-    train()
-    return mebibytes("VmHWM") - before
+    return added_memory(step(length))
 
 
 def growth(what: str, dtype: str, steps: int, held: bool) -> float:
@@ -101,33 +89,21 @@ def _model(what: str, dtype: str) -> Callable[[int], object]:
     return train
 
 
-def measured(function: str, *arguments: object) -> float:
-    """Call a function of this file in a process of its own."""
-    command = [sys.executable, __file__, "--call", json.dumps([function, *arguments])]
-    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--length", type=int, default=8192)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--out", type=Path, help="file for the results, as JSON")
-    parser.add_argument("--call", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    torch.set_num_threads(1)
-    if given.call is not None:
-        function, *arguments = json.loads(given.call)
-        print(globals()[function](*arguments))
-        return
     print(f"{f'MiB of training at {given.length}':28} {'float32':>10} {'bfloat16':>10}")
-    peaks = {way: {dtype: measured("peak", way, dtype, given.length) for dtype in DTYPES} for way in WAYS}
+    peaks = {way: {dtype: in_a_process(peak, way, dtype, given.length) for dtype in DTYPES} for way in WAYS}
     for name, found in peaks.items():
         print(f"{name:28} " + " ".join(f"{size:10.0f}" for size in found.values()))
     print(f"{'goal':28} " + " ".join(f"{1.1 * size:10.0f}" for size in peaks["torch"].values()))
     print(f"MiB of growth over {given.steps} lengths")
     grown = {
         what: {
-            f"{dtype}{', held' * held}": measured("growth", what, dtype, given.steps, held)
+            f"{dtype}{', held' * held}": in_a_process(growth, what, dtype, given.steps, held)
             for dtype in DTYPES
             for held in (False, True)
         }
@@ -141,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer(peak, growth)
     main()

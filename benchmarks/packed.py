@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import argparse
 import random
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import datasets
 import torch
 import transformers
 from peak import peak_memory
+from side_by_side import by_turns, cpu_seconds
 
 import whereformer
 from whereformer.provenance import write_results
@@ -75,17 +76,6 @@ def passes(model: torch.nn.Module, given: list[dict[str, Any]], step: str) -> Ca
     return run
 
 
-def measure(work: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the least seconds of each way's pass."""
-    seconds = dict.fromkeys(work, float("inf"))
-    for _ in range(rounds):
-        for way, run in work.items():
-            start = time.process_time()
-            run()
-            seconds[way] = min(seconds[way], time.process_time() - start)
-    return seconds
-
-
 def main() -> None:
     """Measure every data set, method and step, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,7 +99,8 @@ def main() -> None:
             model = whereformer.load_pretrained(asked.model, position=position).eval()
             for step in ("inference", "training"):
                 work = {way: passes(model, given, step) for way, given in ways.items()}
-                speed = {way: sum(lengths) / taken for way, taken in measure(work, asked.rounds).items()}
+                seconds = by_turns({way: partial(cpu_seconds, run) for way, run in work.items()}, asked.rounds)
+                speed = {way: sum(lengths) / min(times) for way, times in seconds.items()}
                 largest = {way: max(given, key=lambda batch: batch["input_ids"].numel()) for way, given in ways.items()}
                 memory = {
                     way: peak_memory(passes(model, [batch], step), torch.device("cpu")) / MIB

@@ -1,4 +1,4 @@
-"""Time several models in turns, so that other load on the machine affects all of them alike."""
+"""Time several ways in turns, so that other load on the machine affects all of them alike; print and store the rows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,20 +90,40 @@ def time_by_turns(
         rounds: number of rounds that count.
         baseline: the name that ratios are relative to.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    order = random.Random(0)
-    for counted in range(rounds + 1):
-        for name in order.sample(list(steps), len(steps)):
-            started = time.process_time()
-            steps[name]()
-            if counted:
-                seconds[name].append(time.process_time() - started)
-            models[name].zero_grad()
-    ratios = {
-        name: sorted(mine / theirs for mine, theirs in zip(own, seconds[baseline], strict=True))
+
+    def seconds_of(name: str) -> float:
+        seconds = cpu_seconds(steps[name])
+        models[name].zero_grad()
+        return seconds
+
+    seconds = by_turns({name: partial(seconds_of, name) for name in steps}, rounds)
+    ratios = ratios_by_round(seconds, baseline)
+    return {
+        name: Times(statistics.median(own), statistics.median(ratios[name]), min(ratios[name]), max(ratios[name]))
         for name, own in seconds.items()
     }
+
+
+def cpu_seconds(step: Callable[[], object]) -> float:
+    """Return the CPU time of a call."""
+    started = time.process_time()
+    step()
+    return time.process_time() - started
+
+
+def by_turns(costs: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
+    """Measure every cost once per round, in random order, after one round that isn't counted."""
+    order = random.Random(0)
+    measured: dict[str, list[float]] = {name: [] for name in costs}
+    for _ in range(rounds + 1):
+        for name in order.sample(list(costs), len(costs)):
+            measured[name].append(costs[name]())
+    return {name: numbers[1:] for name, numbers in measured.items()}
+
+
+def ratios_by_round(costs: Mapping[str, Sequence[float]], baseline: str) -> dict[str, list[float]]:
+    """Divide the costs of each round by the baseline's cost in the same round."""
     return {
-        name: Times(statistics.median(own), statistics.median(ratios[name]), ratios[name][0], ratios[name][-1])
-        for name, own in seconds.items()
+        name: [cost / other for cost, other in zip(numbers, costs[baseline], strict=True)]
+        for name, numbers in costs.items()
     }

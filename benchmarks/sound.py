@@ -13,25 +13,20 @@ Run: python benchmarks/sound.py [--models a,b] [--minutes 10,20,40] [--limit 6] 
 from __future__ import annotations
 
 import argparse
-import json
 import resource
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import transformers
-from memory import mebibytes
+from peak import OUT_OF_MEMORY, added_memory, answer, in_a_process, mebibytes
 from torch import Tensor, nn
 
 import whereformer
 from whereformer.provenance import write_results
 
 WAYS = "eager", "sdpa", "attached"
-OUT_OF_MEMORY = 9
-"""The exit code of a process that ran out of memory."""
 
 
 def make(name: str, layers: int, width: int) -> nn.Module:
@@ -99,23 +94,20 @@ class _Whole(transformers.PreTrainedModel):
 
 def measure(name: str, way: str, direction: str, n: int, layers: int, width: int, limit: float) -> dict[str, float]:
     """Return the seconds of one pass and what it adds to the process at its peak, in MiB."""
-    torch.set_num_threads(1)
     run = Run(name, way, layers, width)
     step = (lambda n: run(n).square().mean().backward()) if direction == "training" else torch.no_grad()(run)
     step(64)  # loads what is loaded once
-    Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
-    before = mebibytes("VmRSS")
     # The limit is of address space, of which libraries have taken much already.
     space = mebibytes("VmSize") * 2**20 + limit * 2**30
     resource.setrlimit(resource.RLIMIT_AS, (int(space), int(space)))
     start = time.process_time()
     try:
-        step(n)
+        mib = added_memory(lambda: step(n))
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "memory" not in str(error):
             raise
         raise SystemExit(OUT_OF_MEMORY) from None
-    return {"seconds": time.process_time() - start, "mib": mebibytes("VmHWM") - before}
+    return {"seconds": time.process_time() - start, "mib": mib}
 
 
 def check(name: str, layers: int, width: int) -> float:
@@ -123,17 +115,6 @@ def check(name: str, layers: int, width: int) -> float:
     with torch.no_grad():
         expected, found = (Run(name, way, layers, width)(200) for way in ("eager", "attached"))
     return float((found - expected).abs().max() / expected.abs().max())
-
-
-def measured(function: str, *arguments: object) -> Any:
-    """Call a function of this file in a process of its own; None if it ran out of memory."""
-    command = [sys.executable, __file__, "--call", json.dumps([function, *arguments])]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == OUT_OF_MEMORY:
-        return None
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def main() -> None:
@@ -146,23 +127,18 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--limit", type=float, default=6.0, help="GiB")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sound.json"))
-    parser.add_argument("--call", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.call:
-        function, *given = json.loads(arguments.call)
-        print(json.dumps(globals()[function](*given)))
-        return
     rows = []
     sizes = arguments.layers, arguments.width
     for name in arguments.models.split(","):
-        difference = measured("check", name, *sizes)
+        difference = in_a_process(check, name, *sizes)
         if not isinstance(difference, float) or difference > 1e-4:
             raise SystemExit(f"attach changed the output of {name}")
         for minutes in map(float, arguments.minutes.split(",")):
             n = round(60 * minutes * arguments.rate)
             for direction in ("forward", "training"):
                 for way in arguments.ways.split(","):
-                    found = measured("measure", name, way, direction, n, *sizes, arguments.limit)
+                    found = in_a_process(measure, name, way, direction, n, *sizes, arguments.limit)
                     row = {"model": name, "minutes": minutes, "n": n, "direction": direction, "way": way}
                     rows.append({**row, **(found or {"seconds": None, "mib": None})})
                     said = "out of memory" if found is None else f"{found['seconds']:8.1f} s {found['mib']:8.0f} MiB"
@@ -172,4 +148,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    answer(measure, check)
     main()

@@ -22,10 +22,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from jobs import Progress, spread
 from lists import listed
 from matplotlib.figure import Figure
-from parts import spread as range_of
+from parts import in_processes, spread
 from rich.console import Console
 from rich.table import Table
 from scipy.stats import spearmanr
@@ -89,13 +88,10 @@ class FromStart:
 
     def run(self, console: Console) -> None:
         """Make the missing runs, then print and write everything."""
-        tasks, names = (
-            listed("tasks", self.tasks, tuple(METRICS)),
-            listed("methods", self.methods, METHODS),
-        )
+        tasks, names = listed("tasks", self.tasks, tuple(METRICS)), listed("methods", self.methods, METHODS)
         models = [(name, seed) for seed in range(self.seeds) for name in names]
         work = partial(self._scores, tasks=tasks)
-        for (name, seed), (loss, scores) in spread(work, models, self.workers, Progress()):
+        for (name, seed), (loss, scores) in in_processes(work, models, self.workers):
             shown = " ".join(f"{task} {100 * score:.1f}" for task, score in scores.items())
             console.print(f"{name} {seed}: held-out loss {loss:.3f}, {shown}", highlight=False)
         left_out = ("data", "glue", "out", "methods", "tasks", "seeds", "workers")
@@ -107,9 +103,7 @@ class FromStart:
         self._plot(found)
         console.print(f"wrote {self.out / 'results.json'} and {self.out / 'toeplitz.svg'}", highlight=False)
 
-    def _scores(
-        self, model: tuple[str, int], progress: Progress, *, tasks: Sequence[str]
-    ) -> tuple[float, dict[str, float]]:
+    def _scores(self, model: tuple[str, int], *, tasks: Sequence[str]) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
         name, seed = model
         folder = self._folder(name, seed)
@@ -195,7 +189,7 @@ class FromStart:
             columns = [[100 * model["glue"][task] for model in models] for task in tasks]
             means = [statistics.fmean(scores) for scores in zip(*columns, strict=True)]
             losses = [model["held_out"][-1]["loss"] for model in models]
-            cells = [range_of(losses, 2), *(range_of(column, 1) for column in (*columns, means))]
+            cells = [spread(losses, 2), *(spread(column, 1) for column in (*columns, means))]
             table.add_row(name, *cells)
         console.print(table)
         for name, models in found.items():

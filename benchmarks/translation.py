@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
-from jobs import Progress, spread
 from lists import listed
 from matplotlib.figure import Figure
+from parts import in_processes
 from rich.console import Console
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
@@ -89,11 +89,11 @@ class Translation:
             for language in listed("languages", self.languages)
             for name in names
         ]
-        for each, scores in spread(self._scores, runs, self.workers, Progress()):
+        for each, scores in in_processes(self._scores, runs, self.workers):
             console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
         self._gather(console, names)
 
-    def _scores(self, run: tuple[str, str, int], progress: Progress) -> dict[str, Any]:
+    def _scores(self, run: tuple[str, str, int]) -> dict[str, Any]:
         """Return the scores of a run. If there is no such run, make it first."""
         name, language, seed = run
         folder = self.out / language / name / str(seed)

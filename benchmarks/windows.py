@@ -14,12 +14,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from attention_kinds import WINDOW, BenchProblem, Case, make_problem
 from attention_ways import FLOOR, Clock, Way, backend, make_step
+from side_by_side import by_turns
 
 from whereformer.kernels import attention
 from whereformer.provenance import write_results
@@ -45,10 +47,9 @@ def measure(case: Case, rounds: int) -> dict[str, dict[str, float]]:
     seconds: dict[str, dict[str, float]] = {way: {} for way in WAYS}
     for direction in ("forward", "training"):
         problem = make_problem(replace(case, direction=direction), CPU)
-        steps = {name: make_step(way, problem) for name, way in WAYS.items()}
-        taken = [{name: clock.seconds(step) for name, step in steps.items()} for _ in range(rounds)]
-        for name in WAYS:
-            seconds[name][direction] = min(each[name] for each in taken)
+        costs = {name: partial(clock.seconds, make_step(way, problem)) for name, way in WAYS.items()}
+        for name, times in by_turns(costs, rounds).items():
+            seconds[name][direction] = min(times)
     return seconds
 
 

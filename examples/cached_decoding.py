@@ -25,7 +25,7 @@ if __name__ == "__main__":
             new, known = Positions(first, 1, last - first), Positions(0, 1, last)
             tokens = (each[:, :, first:last] for each in (query, key, value))
             # New queries and keys are rotated at their own positions, and the terms are those of all keys.
-            site = Site(new, known, causal=True, new_keys=new)
+            site = Site(new, known, causal=True, new_key_positions=new)
             turned, *pair, terms = position.apply_hooks(hidden[:, first:last], *tokens, site)
             cache[:] = [torch.cat(both, 2) for both in zip(cache, pair, strict=True)] if cache else pair
             return attention(turned, *cache, terms, **site.options(turned))

@@ -30,24 +30,24 @@ def parts_of(method, query, key, sign, shift):
     *inputs, terms = method.apply_hooks(hidden, query, key, key, site)
 
     def scores(terms):
-        options = {"query_positions": site.queries, "key_positions": site.keys}
+        options = {"query_positions": site.query_positions, "key_positions": site.key_positions}
         _, lse = whereformer.attention(*inputs, terms, return_lse=True, backend="reference", **options)
         return (whereformer.attention_weights(*inputs, terms, **options).log() + lse.unsqueeze(-1))[0]
 
-    content = scores(()) if method.content else 0 * query[0] @ key[0].mT
+    content = scores(()) if method.uses_query_key else 0 * query[0] @ key[0].mT
     return content, scores(terms) - content
 
 
 def readings_of(method):
     """Yield what is wrong with each way to read a method, and the method and the sign and shift of offsets read so."""
-    layouts = [None] + [layout for part in method.methods() if isinstance(part, Rope) for layout in LAYOUTS]
+    layouts = [None] + [layout for part in method.components() if isinstance(part, Rope) for layout in LAYOUTS]
     tables = TABLES if any(parameter.dim() > 1 for parameter in method.parameters()) else ["as it is"]
     for table, layout, shift, sign in itertools.product(tables, layouts, (0, 1, -1, 2, -2), (1, -1)):
         read = copy.deepcopy(method).double().eval()
         errors = ["the sign of offsets is wrong"] if sign < 0 else []
         errors += [f"offsets are off by {shift:+d}"] if shift else []
         errors += [f"a table is {table}"] if table != "as it is" else []
-        for part in read.methods():
+        for part in read.components():
             if isinstance(part, Rope) and layout not in (None, part.layout):
                 part.layout = layout
                 errors.append(f"features are paired as {layout!r}")

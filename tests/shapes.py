@@ -19,11 +19,11 @@ from torch import Tensor
 
 from whereformer import position_names
 from whereformer.positions import method_class
-from whereformer.positions.base import Position
+from whereformer.positions.base import PositionMethod
 
 KINDS = {name: getattr(jaxtyping, name) for name in ("Bool", "Float", "Integer", "Real", "Shaped")}
-HOOKS = ("embed", "vectors", "rotate", "terms", "content_terms", "query_factor", "curve")
-"""The hooks of position methods: those of every class have the shapes that ``Position`` gives."""
+HOOKS = ("embed", "vectors", "transform_qkv", "terms", "content_terms", "query_factor", "curve")
+"""The hooks of position methods: those of every class have the shapes that ``PositionMethod`` gives."""
 
 
 def shapes_of(owner: Any, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def bind(**axes: int) -> None:
 def check_call(shapes: dict[str, Any], given: dict[str, Any], result: Any) -> None:
     with jaxtyped("context"):
         position = given.get("self")
-        if isinstance(position, Position):
+        if isinstance(position, PositionMethod):
             model = position.model
             bind(**{name: getattr(model, name) for name in ("head_dim", "hidden_size", "embedding_size")})
             bind(heads=model.num_heads, value_dim=model.head_dim)
@@ -103,14 +103,14 @@ def functions_with_shapes() -> Iterator[tuple[Any, str, Callable[..., Any], dict
                 # A term that does not fit its call is refused there; dataclasses write their constructors.
                 own = isinstance(function, types.FunctionType) and function.__module__ == module.__name__
                 if own and not name.startswith("__"):
-                    described = getattr(Position, name) if _is_hook(owner, name) else function
+                    described = getattr(PositionMethod, name) if _is_hook(owner, name) else function
                     described = inspect.unwrap(described)
                     if shapes := shapes_of(described, described.__globals__):
                         yield owner, name, function, shapes
 
 
 def _is_hook(owner: Any, name: str) -> bool:
-    return name in HOOKS and isinstance(owner, type) and issubclass(owner, Position)
+    return name in HOOKS and isinstance(owner, type) and issubclass(owner, PositionMethod)
 
 
 def install() -> None:
@@ -118,7 +118,7 @@ def install() -> None:
     for method in position_names():
         method_class(method)
     for owner, name, function, shapes in list(functions_with_shapes()):
-        if function is Position.attend:
+        if function is PositionMethod.attend:
             continue  # It warns at the line that calls it; what it calls is checked.
         if isinstance(owner, type):
             setattr(owner, name, checked(function, shapes))

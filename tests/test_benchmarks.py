@@ -372,17 +372,13 @@ SIMPLE = {
         "--models=wav2vec2-bert --minutes=0.2 --width=64 --limit=1",
         lambda found: [row["way"] for row in found["rows"]] == ["eager", "sdpa", "attached"] * 2,
     ),
-    "t5": (
-        "--lengths=16 --tokens=32 --layers=1 --rounds=1",
-        lambda found: len(found["rows"]) == 2 * 2 * 3,  # encoder and whole, full and padded
-    ),
     "windows": ("--length=300 --heads=1 --rounds=1", lambda found: len(found["seconds"]) == 8),
 }
 """Benchmarks that need no data, with options and what their results have to be."""
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_plot", "attention_ways"),
-    *("goals", "jobs", "lists", "parts", "peak", "pictures", "side_by_side"),
+    *("goals", "lists", "parts", "peak", "pictures", "side_by_side"),
 }
 """Files that benchmarks share."""
 
@@ -416,6 +412,21 @@ def test_benchmark_runs(name, run, tmp_path):
     run(name, *words.split(), f"--out={tmp_path / 'results.json'}")
     found = results_of(tmp_path / "results.json")
     assert holds(found), found
+
+
+def test_costs_are_measured_in_turns_and_divided_within_a_round(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    shared = importlib.import_module("side_by_side")
+    costs = shared.by_turns({"one": iter([9, 1, 2]).__next__, "other": iter([9, 2, 8]).__next__}, 2)
+    assert costs == {"one": [1, 2], "other": [2, 8]}
+    assert shared.ratios_by_round(costs, "one") == {"one": [1, 1], "other": [2, 4]}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_tasks_are_done_in_processes(monkeypatch, processes):
+    monkeypatch.syspath_prepend(FOLDER)
+    done = importlib.import_module("parts").in_processes(abs, [-2, -1], processes)
+    assert dict(done) == {-2: 2, -1: 1}
 
 
 def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():

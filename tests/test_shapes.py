@@ -12,7 +12,7 @@ import whereformer.analysis
 import whereformer.models
 from whereformer import build_position, position_names
 from whereformer.positions import method_class
-from whereformer.positions.base import Position, Site
+from whereformer.positions.base import PositionMethod, Site
 
 from . import shapes
 from .source import modules
@@ -39,7 +39,7 @@ def test_hooks_of_every_method_are_checked(name):
 
 def test_functions_with_shapes_are_found():
     found = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
-    assert {f"{Position.__name__}.{hook}" for hook in shapes.HOOKS} <= found
+    assert {f"{PositionMethod.__name__}.{hook}" for hook in shapes.HOOKS} <= found
     assert {"whereformer.kernels.attention", "Pooling.pool_hidden"} <= found
 
 
@@ -57,12 +57,12 @@ def test_shapes_need_jaxtyping_in_tests_alone():
 
 
 def test_a_hook_that_returns_another_shape_is_found():
-    class Wrong(Position):
-        def rotate(self, query, key, value, site):
+    class Wrong(PositionMethod):
+        def transform_qkv(self, query, key, value, site):
             return query.mT, key, value
 
     position, query = build_position(Wrong, hidden_size=8, num_heads=2), torch.zeros(1, 2, 3, 4)
-    known = shapes.shapes_of(Position.rotate, vars(sys.modules[Position.__module__]))
+    known = shapes.shapes_of(PositionMethod.transform_qkv, vars(sys.modules[PositionMethod.__module__]))
     at = whereformer.Positions(0, 1, 3)
     with pytest.raises(AssertionError, match="return: expected"):
-        shapes.checked(Wrong.rotate, known)(position, query, query, query, Site(at, at))
+        shapes.checked(Wrong.transform_qkv, known)(position, query, query, query, Site(at, at))

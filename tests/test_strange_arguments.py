@@ -60,7 +60,7 @@ CALLS = {
     "explain": CONTENT,
     "attention_varlen": {**ROWS, "cu_seqlens_q": lambda: torch.tensor([0, 2, N], dtype=torch.int32)},
     "Positions": {"start": lambda: 0, "stride": lambda: 1, "length": lambda: N},
-    "Site": {"queries": lambda: Positions(0, 1, N), "keys": lambda: Positions(0, 1, N)},
+    "Site": {"query_positions": lambda: Positions(0, 1, N), "key_positions": lambda: Positions(0, 1, N)},
     "DenseBias": {"scores": lambda: heads(N, N)},
     "DistanceDecay": {"query_levels": lambda: heads(N), "key_levels": lambda: heads(N)},
     "OffsetBias": TABLE,

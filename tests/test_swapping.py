@@ -90,7 +90,7 @@ def test_a_guides_model_with_any_method(name, model):
     real[:, 9:] = False
     first, second = built(ids, real), built(ids.where(real, ids.flip(0) + 1), real)
     torch.testing.assert_close(first[:, :9], second[:, :9], msg="padding")
-    hidden = built.position.embed(built.words(ids), site_of(12).queries)
+    hidden = built.position.embed(built.words(ids), site_of(12).query_positions)
     first, second = (built.layers[0](hidden, built.position, site_of(12, layer)) for layer in (0, 1))
     sizes = [
         sum(
@@ -112,7 +112,7 @@ def test_a_method_that_acts_on_embeddings_is_told_once_if_it_cannot():
     assert [warning.filename for warning in told] == [__file__]
     position.attend(*given, site_of(12, 1))
     embedded = whereformer.build_position("learned", hidden_size=64, num_heads=4)
-    embedded.embed(hidden, site_of(12).queries)
+    embedded.embed(hidden, site_of(12).query_positions)
     embedded.attend(*given, site_of(12))
 
 
@@ -149,9 +149,9 @@ def test_apply_hooks_checks_what_a_method_would_take_in_silence():
     with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
         rope.attend(given[0], *(each[:, :2] for each in given[1:]), site_of(12))
     with pytest.raises(
-        InputError, match=r"site\.new_keys: Fox reads all keys: cache them as they are, and act on all of them"
+        InputError, match=r"site\.new_key_positions: Fox reads all keys: cache them as they are, and act on all of them"
     ):
-        fox.apply_hooks(*given, dataclasses.replace(site_of(12), new_keys=site_of(1).keys))
+        fox.apply_hooks(*given, dataclasses.replace(site_of(12), new_key_positions=site_of(1).key_positions))
     with pytest.raises(
         InputError, match="causal: the method counts keys on both sides; give build_position causal=True"
     ):
@@ -162,7 +162,7 @@ def test_apply_hooks_checks_what_a_method_would_take_in_silence():
 def test_keys_and_values_may_have_fewer_heads(name, drawn):
     position = whereformer.build_position(name, hidden_size=64, num_heads=4).double()
     words = torch.randn(2, 12, 64, dtype=torch.float64)
-    hidden = position.embed(words, site_of(12).queries)
+    hidden = position.embed(words, site_of(12).query_positions)
     query, key, value = torch.randn(3, 2, 4, 12, 16, dtype=torch.float64)
     few = [each[:, :2] for each in (key, value)]
     many = [each.repeat_interleave(2, 1) for each in few]
@@ -176,7 +176,7 @@ def test_signatures_show_every_option():
     assert set(inspect.signature(whereformer.attention_weights).parameters) == shown - {"return_lse", "backend"}
     of_site = {"query_positions", "key_positions", "key_mask", "causal", "window", "scale"}
     of_site |= {"query_documents", "key_documents"}
-    attend = set(inspect.signature(whereformer.positions.Position.attend).parameters)
+    attend = set(inspect.signature(whereformer.positions.PositionMethod.attend).parameters)
     assert attend == (shown - of_site) | {"self", "hidden", "site"}
 
 

@@ -67,7 +67,7 @@ def call_of(position, length, explicit=False):
     hidden = torch.randn(1, length, 32, requires_grad=True)
     query, key, value = (torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3))
     embedded = position.embed(hidden, at)
-    site = position.share(Site(at, at))
+    site = position.with_shared(Site(at, at))
     return (embedded, query, key, value, site), (hidden, query, key, value, *position.parameters())
 
 

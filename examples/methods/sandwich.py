@@ -30,7 +30,7 @@ class Sandwich(OffsetFunction):
     """
 
     paper, year = "Chi et al.", 2022
-    one_curve = True
+    shares_curve = True
 
     def __init__(self, model: ModelShape, *, width: int = 128) -> None:
         super().__init__(model)

@@ -91,13 +91,13 @@ def check_replaceable(field: str | None, folder: Path) -> None:
     named = shown(str(folder), LONGEST_NAME)
     if os.path.ismount(_follow(folder)):
         raise InputError(field, f"a disk is mounted at {named}, so it cannot be replaced; mount it at a folder above")
-    for place, _, _ in os.walk(_follow(folder)):
-        if not os.access(place, os.W_OK | os.X_OK):
-            raise InputError(field, f"cannot replace {named}: {shown(place, LONGEST_NAME)} is read-only")
+    for subfolder, _, _ in os.walk(_follow(folder)):
+        if not os.access(subfolder, os.W_OK | os.X_OK):
+            raise InputError(field, f"cannot replace {named}: {shown(subfolder, LONGEST_NAME)} is read-only")
 
 
 def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
-    """Check that files and folders can be written: write beside each of them, rename it and remove it again.
+    """Check that files and folders can be written: write, rename and remove a folder next to each of them.
 
     Args:
         field: the option that an error names.
@@ -122,9 +122,9 @@ def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[s
             above = above.parent
         check_replaceable(field, folder)
         written.add(_follow(folder).parent)
-    for place in written:
-        if place.exists():  # others are made in folders that are tried
-            _try_folder(field, place)
+    for folder in written:
+        if folder.exists():  # the rest will be made in folders that are tried
+            _try_folder(field, folder)
 
 
 def _try_folder(field: str, folder: Path) -> None:
@@ -138,7 +138,7 @@ def _try_folder(field: str, folder: Path) -> None:
 
 
 def _check_folder(field: str | None, path: Path) -> None:
-    """Check that a path is that of a folder, or of nothing."""
+    """Check that there is a folder at a path, or nothing."""
     _check_no_broken_link(field, path)
     if path.exists() and not path.is_dir():
         kind = "a file" if path.is_file() else "a pipe, socket or device"

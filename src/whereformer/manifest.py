@@ -74,7 +74,7 @@ def fits(kind: Any, value: Any) -> bool:
         return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= LARGEST
     if found is Literal:
         return value in inner
-    return found is Any or isinstance(value, found)  # a TypeError for what is no type, which nothing could fit
+    return found is Any or isinstance(value, found)  # which raises a TypeError if it is not a type
 
 
 def fingerprint(texts: Iterable[str]) -> str:
@@ -105,11 +105,11 @@ def fingerprint_of_code(file: Path) -> str:
     """Return a short hash of a Python file, of what it imports from its folder, directly or not, and of its data.
 
     Its own name decides nothing. Of a package, all files count. Its data are the files and folders, relative to its
-    folder, that it names as ``depends = ("factor.json", ...)``, outside of functions and written out: nothing is run.
+    folder, that it lists as ``depends = ("factor.json", ...)``, outside of functions. They are read without running it.
 
     Raises:
-        InputError: if ``depends`` is something else, or names something that is not there.
-        SyntaxError: if the file is no Python.
+        InputError: if ``depends`` is something else, or lists a path where nothing is.
+        SyntaxError: if the file is not Python.
     """
     file = file.resolve()
     waiting, found = {file}, set[Path]()
@@ -152,7 +152,7 @@ def _dependencies(file: Path, tree: ast.Module) -> set[Path]:
             if not path.exists():
                 raise InputError(None, f"{file}, line {node.lineno}: depends names {path}, which is not there")
             inside = [path] if path.is_file() else sorted(path.rglob("*"))
-            files |= {each.resolve() for each in inside if each.is_file() and each.parent.name != "__pycache__"}
+            files |= {child.resolve() for child in inside if child.is_file() and child.parent.name != "__pycache__"}
     return files - {file}
 
 

@@ -9,7 +9,7 @@ from whereformer import positions
 from whereformer.analysis import count_flops, count_parameters
 from whereformer.kernels import FactorPair
 from whereformer.models import EncoderConfig, EncoderForMaskedLM, parse_blocks
-from whereformer.positions import Position
+from whereformer.positions import PositionMethod
 
 TABLE = """
 6        768   0.5         0.524        0.5         0.559
@@ -115,7 +115,7 @@ def test_operations_are_those_that_torch_counts_in_the_real_model(changes):
     assert count_flops(config, 40, 2).forward == counted(config)
 
 
-class Projected(Position):
+class Projected(PositionMethod):
     """A toy with work of every kind: for a pair of sequences, and in a layer."""
 
     def __init__(self, model):
@@ -123,13 +123,16 @@ class Projected(Position):
         self.table = torch.nn.Parameter(torch.randn(model.max_length, model.hidden_size))
         self.square = torch.nn.Parameter(torch.randn(model.hidden_size, model.num_heads * model.head_dim))
 
-    def prepare_for(self, site):
+    def compute_shared(self, site):
         prepared = self.table @ self.square
         heads = (self.model.num_heads, self.model.head_dim)
-        rows = [prepared[at.values(prepared.device).clamp(min=0)] @ self.square for at in (site.queries, site.keys)]
+        rows = [
+            prepared[at.values(prepared.device).clamp(min=0)] @ self.square
+            for at in (site.query_positions, site.key_positions)
+        ]
         return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))
 
-    def rotate(self, query, key, value, site):
+    def transform_qkv(self, query, key, value, site):
         width = self.model.head_dim
         return query @ self.square[:width, :width], key, value
 

@@ -22,7 +22,7 @@ from whereformer.analysis.properties import (
     reached_parameters,
     shift_change,
 )
-from whereformer.positions.base import Position
+from whereformer.positions.base import PositionMethod
 
 INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta", "fox", "transformer_xl", "tisa+rope"]
 ABSOLUTE = ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "learned+tisa"]
@@ -42,7 +42,7 @@ def tokens(length=LENGTH, batch=3):
     return torch.randint(30, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-class Planted(Position):
+class Planted(PositionMethod):
     """Adds given scores (heads, n, n) in every layer, but none where all tokens are at one position."""
 
     def __init__(self, model, scores):
@@ -50,7 +50,7 @@ class Planted(Position):
         self.scores = scores
 
     def terms(self, hidden, site):
-        together = isinstance(site.queries, torch.Tensor) and site.queries.unique().numel() == 1
+        together = isinstance(site.query_positions, torch.Tensor) and site.query_positions.unique().numel() == 1
         return (DenseBias(self.scores.unsqueeze(0) * (not together)),)
 
 
@@ -171,7 +171,7 @@ def test_gradients_reach_nothing_where_nothing_is_trained():
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-class OneAfterTheOther(Position):
+class OneAfterTheOther(PositionMethod):
     """Walks from position to position."""
 
     def embed(self, hidden, positions):

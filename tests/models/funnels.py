@@ -89,12 +89,12 @@ def attend(model, layer, queries, keys, here, there):
     site = Site(*places, layer, key_mask=there[1])
     terms = position.terms(queries, site)
     query, key, value = None, None, split(module.value(keys), heads)
-    if position.content:
+    if position.uses_query_key:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
         terms += position.content_terms(query, key, site)
         if module.segments is not None and here[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
-        query, key, value = position.rotate(query, key, value, site)
+        query, key, value = position.transform_qkv(query, key, value, site)
     options = {"query_positions": here[0], "key_positions": there[0], "key_mask": there[1], "backend": "reference"}
     return module.out(attention(query, key, value, terms, **options).transpose(1, 2).flatten(2))
 

@@ -18,7 +18,7 @@ from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, load_pretrained
 from whereformer.errors import InputError
 from whereformer.models.inputs import CACHE
-from whereformer.positions import counting
+from whereformer.positions import visible_keys
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import SIZES, of_both_stacks
@@ -389,7 +389,7 @@ def test_masks_of_pairs(additive):
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 @pytest.mark.parametrize("looks", [True, False])
 def test_causal_models_with_padding_and_a_cache(looks, name, side, position, monkeypatch):
-    monkeypatch.setattr(counting, "can_look", lambda tensor: looks)  # on a GPU it may not
+    monkeypatch.setattr(visible_keys, "can_look", lambda tensor: looks)  # on a GPU it may not
     model = attach(make(name), position)
     for parameter in model.whereformer.parameters():
         nn.init.normal_(parameter, std=0.5)

@@ -85,8 +85,10 @@ def test_beams_and_left_padding_generate_the_same(kind, position):
 @torch.no_grad()
 def test_each_key_is_rotated_once_with_its_own_heads(monkeypatch):
     model = make("rope")
-    keys, rotate = [], Rope.rotate
-    monkeypatch.setattr(Rope, "rotate", lambda self, *args: keys.append(args[1].shape[1:3]) or rotate(self, *args))
+    keys, transform_qkv = [], Rope.transform_qkv
+    monkeypatch.setattr(
+        Rope, "transform_qkv", lambda self, *args: keys.append(args[1].shape[1:3]) or transform_qkv(self, *args)
+    )
     cache = transformers.DynamicCache(config=model.config)
     model(IDS[:, :8], **{CACHE: cache})
     assert {*keys} == {(2, 8)}

@@ -16,7 +16,7 @@ from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models import checks
 from whereformer.models.attachment import hooks, interface, masks
-from whereformer.positions import counting
+from whereformer.positions import visible_keys
 
 from .peers import SIZES
 from .served import BOTH
@@ -265,7 +265,7 @@ def test_compiled_code_tells_texts_by_positions(position, way):
 @pytest.mark.parametrize("position", ["tisa", "fire", "logn"])
 def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
     """On a GPU, nobody looks at positions or masks."""
-    for module in (hooks, masks, checks, counting):
+    for module in (hooks, masks, checks, visible_keys):
         monkeypatch.setattr(module, "can_look", lambda tensor: looks)
     model = attach(make_decoder("Llama"), position)
     texts, _ = packed("position_ids")

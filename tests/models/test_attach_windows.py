@@ -210,7 +210,7 @@ def test_a_matrix_stands_for_other_patterns_only():
     assert slid[:4] == (9, 5, True, (3, 0))
     assert slid.real is not None
     site = slid.site(torch.zeros(1, 1, 1, 4), None)
-    assert (site.key_mask.tolist(), site.dropped.tolist()) == ([[True] * 9], [[2]])
+    assert (site.key_mask.tolist(), site.num_dropped_keys.tolist()) == ([[True] * 9], [[2]])
     for other in (
         masking_utils.sliding_window_overlay(4),
         masking_utils.or_masks(before(4), everything),

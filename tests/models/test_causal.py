@@ -11,7 +11,7 @@ import whereformer
 from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.models import checks, encoder
 from whereformer.models.config import PRESETS
-from whereformer.positions import counting
+from whereformer.positions import visible_keys
 
 SIZES = {
     "vocab_size": 50,
@@ -125,7 +125,7 @@ MASKS = {
 @pytest.mark.parametrize("position", ["none", "tisa", "shaw", "rope", "fire"])
 def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, monkeypatch):
     """A mask of ones says nothing, and one of padding nothing of the tokens that it shows; on a GPU nobody looks."""
-    for module in (encoder, checks, counting):
+    for module in (encoder, checks, visible_keys):
         monkeypatch.setattr(module, "can_look", lambda tensor: looks)
     model = build(position=position)
     rows = [torch.randint(1, 50, (1, length)) for length in LENGTHS]

@@ -32,8 +32,8 @@ def count(monkeypatch, owner, name):
     ("position", "decoder", "owner", "name", "times"),
     [
         # among three sequences, and from each pooled one to the one before
-        *((position, "2", Tisa, "reaches", 5) for position in ("tisa", "tisa+rope")),
-        ("tisa", "2", Tisa, "curves", 5),
+        *((position, "2", Tisa, "reach_per_layer", 5) for position in ("tisa", "tisa+rope")),
+        ("tisa", "2", Tisa, "curve_per_layer", 5),
         ("rope", "2", Rope, "_turns", 7),
         ("floater", "2", Floater, "trajectory", 5),
         ("t5", "2", T5, "curve", 5),
@@ -52,7 +52,7 @@ def test_what_is_shared_is_where_the_model_is(name):
     position = build_position(name, **SIZES)
     assert not [key for key in position.state_dict() if key != "weight"]
     position, at = position.to("meta"), Positions(0, 1, 5)
-    shared = position.prepare_for(Site(at, at))
+    shared = position.compute_shared(Site(at, at))
     found = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
     assert found.device.type == "meta"
 

@@ -20,7 +20,7 @@ from whereformer import (
     position_names,
 )
 from whereformer.kernels import varlen
-from whereformer.positions import counting
+from whereformer.positions import visible_keys
 
 LENGTHS = 11, 3, 7, 1, 2, 9
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24}
@@ -108,7 +108,7 @@ def test_every_way_to_tell_texts(way, blocks):
 @pytest.mark.parametrize("looks", [True, False])
 @pytest.mark.parametrize("position", ["floater", "fire+tisa"])
 def test_where_looking_would_stall_the_device(position, looks, monkeypatch):
-    for module in (varlen, counting):
+    for module in (varlen, visible_keys):
         monkeypatch.setattr(module, "can_look", lambda _: looks)
     compare(randomized(Encoder, position=position), *texts_and_row())
 

@@ -34,13 +34,13 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
     torch.testing.assert_close(pooling.pool_hidden(hidden), pool(hidden, groups, MODES[mode]))
     at = torch.rand(2, length).cumsum(1)
     pooled = pooling.pool_site(Site(at, at, key_mask=real, key_segments=types))
-    assert pooled.queries is pooled.keys
-    assert torch.equal(pooled.keys, pool(at, groups, MODES["first"]))
+    assert pooled.query_positions is pooled.key_positions
+    assert torch.equal(pooled.key_positions, pool(at, groups, MODES["first"]))
     assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
     assert pooled.query_segments is pooled.key_segments
     assert torch.equal(pooled.key_segments, pool(types, groups, MODES["first"]))
     # One row of positions for the whole batch stays one.
-    assert torch.equal(pooling.pool_site(Site(at[0], at[0])).keys, pooled.keys[0])
+    assert torch.equal(pooling.pool_site(Site(at[0], at[0])).key_positions, pooled.key_positions[0])
 
 
 @every_way
@@ -52,7 +52,7 @@ def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length,
     for _ in range(times):
         if not pooling.applies_to(affine.length):
             break
-        affine, explicit = (pooling.pool_site(Site(at, at)).keys for at in (affine, explicit))
+        affine, explicit = (pooling.pool_site(Site(at, at)).key_positions for at in (affine, explicit))
     first = 1 if config.separate_cls else 0
     found = affine.values()
     assert torch.equal(found[first:], explicit[first:])

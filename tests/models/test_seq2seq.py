@@ -162,7 +162,7 @@ def test_the_attention_module_equals_shaws(case):
     cache, steps = DynamicCache(), []
     for index in range(golden["x"].shape[1]):
         new = Positions(index, 1, 1)
-        site = Site(new, Positions(0, 1, index + 1), causal=True, new_keys=new)
+        site = Site(new, Positions(0, 1, index + 1), causal=True, new_key_positions=new)
         x = golden["x"][:, index : index + 1]
         steps.append(module(x, x, position, site, cache)[0])
     check(torch.cat(steps, 1), golden["out"], 1e-11)

@@ -27,14 +27,14 @@ def prepare(position, query, key, value, *, hidden=None, layer=0, shared=None, p
     n_k = value.shape[2]
     n_q = n_k if query is None else query.shape[2]
     places = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
-    shared = position.prepare_for(Site(*places)) if shared is None else shared
+    shared = position.compute_shared(Site(*places)) if shared is None else shared
     site = Site(*places, layer, shared)
     if query is not None:
-        query, key, value = position.rotate(query, key, value, site)
+        query, key, value = position.transform_qkv(query, key, value, site)
     if hidden is None:
         hidden = value.new_zeros(len(value), n_q, position.model.hidden_size)
     terms = position.terms(hidden, site)
-    return (query, key, value, terms) if position.content else (None, None, value, terms)
+    return (query, key, value, terms) if position.uses_query_key else (None, None, value, terms)
 
 
 def scores(terms, n_q: int, n_k: int) -> Tensor:

@@ -22,7 +22,7 @@ from tests.positions.stack import (
     parts_of,
 )
 from whereformer import OffsetBias, PositionRangeError, Positions, Site, build_position, position_names, positions
-from whereformer.positions import ModelShape, Position, method_class, register
+from whereformer.positions import ModelShape, PositionMethod, method_class, register
 from whereformer.positions.floater import integrate
 from whereformer.positions.testing import attend
 
@@ -113,12 +113,12 @@ def read_out(term, at):
 
 def hooks(position, at, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    site = position.share(Site(at, at, 1))
+    site = position.with_shared(Site(at, at, 1))
     terms = position.terms(hidden, site)
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
     terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]
     tensors = [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, torch.Tensor)]
-    return [position.embed(hidden, at), *position.rotate(*heads, site), *tensors]
+    return [position.embed(hidden, at), *position.transform_qkv(*heads, site), *tensors]
 
 
 def test_fire_in_half_precision_does_not_round_its_threshold():
@@ -367,8 +367,8 @@ def test_tupe_asks_t5_for_a_bucket_for_cls():
 
 
 def test_a_composition_that_replaces_content_has_none():
-    assert not build_position("learned+synthesizer", **SIZES).content
-    assert build_position("learned+synthesizer", **SIZES, content="add").content
+    assert not build_position("learned+synthesizer", **SIZES).uses_query_key
+    assert build_position("learned+synthesizer", **SIZES, content="add").uses_query_key
 
 
 @pytest.fixture
@@ -376,14 +376,14 @@ def registry(monkeypatch):
     monkeypatch.setattr(positions, "METHODS", dict(positions.METHODS))
 
 
-class Loudness(Position):
+class Loudness(PositionMethod):
     """A toy: the query is multiplied by a trained number."""
 
     def __init__(self, model: ModelShape, *, start: float = 2.0) -> None:
         super().__init__(model)
         self.gain = torch.nn.Parameter(torch.tensor(start))
 
-    def rotate(self, query, key, value, site):
+    def transform_qkv(self, query, key, value, site):
         return query * self.gain, key, value
 
 
@@ -396,7 +396,7 @@ def test_a_registered_method_is_one_of_the_family():
     assert composed.parts[0].gain == 3.0
     words = embeddings(5)
     scaled = build("none")
-    scaled.rotate = lambda query, key, value, *_, **__: (3 * query, key, value)
+    scaled.transform_qkv = lambda query, key, value, *_, **__: (3 * query, key, value)
     composed.parts[1].amplitude.data.zero_()
     assert_close(attend(composed, words), attend(scaled, words))
     with pytest.raises(ValueError, match="did you mean 'loudness'"):
@@ -409,7 +409,7 @@ def test_names_can_be_taken_once(name):
     if name == "loudness":
         register(name, Loudness)
     with pytest.raises(ValueError, match=rf"^name: '{name}' is taken by "):
-        register(name, Position)
+        register(name, PositionMethod)
 
 
 @pytest.mark.usefixtures("registry")
@@ -429,7 +429,7 @@ def test_names_must_fit_into_compositions_and_lists(name):
 
 @pytest.mark.usefixtures("registry")
 def test_only_methods_can_be_registered():
-    with pytest.raises(TypeError, match=r"^method: expected a subclass of Position, got Linear"):
+    with pytest.raises(TypeError, match=r"^method: expected a subclass of PositionMethod, got Linear"):
         register("linear", torch.nn.Linear)
 
 
@@ -437,7 +437,7 @@ def test_only_methods_can_be_registered():
 def test_nothing_is_left_to_rotate_without_content_scores(name):
     with pytest.raises(ValueError, match=r"^position: .* acts on query and key"):
         build_position(name, hidden_size=8, num_heads=2)
-    assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").content
+    assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").uses_query_key
 
 
 def test_what_a_method_prints_says_its_sizes():

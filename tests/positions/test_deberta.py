@@ -70,9 +70,9 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
         split(project(hidden)) for project in (original.query_proj, original.key_proj, original.value_proj)
     )
     at = Positions(0, 1, n)
-    site = position.share(Site(at, at, layer))
+    site = position.with_shared(Site(at, at, layer))
     terms = position.terms(hidden, site) + position.content_terms(query, key, site)
-    call = *position.rotate(query, key, value, site), terms
+    call = *position.transform_qkv(query, key, value, site), terms
     found = attention(*call, backend="reference").transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention_weights(*call), weights, rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
@@ -101,14 +101,14 @@ def test_rows_are_those_of_deberta_v2(buckets, distance):
 
 
 def test_the_formula_with_queries_and_keys_anywhere():
-    position = build("deberta", max_distance=9, num_buckets=8, passes=(0, 1, 1, 0))
+    position = build("deberta", max_distance=9, num_buckets=8, layer_of_pass=(0, 1, 1, 0))
     assert position.key_weight.shape == (2, INNER, WIDTH)
     queries, keys = torch.tensor([[3, 7, -4], [0, 0, 30]]), torch.tensor([5, 2, 11, 0])
     query, key = torch.randn(2, HEADS, 3, 8).double(), torch.randn(2, HEADS, 4, 8).double()
     site = Site(queries, keys, LAYERS - 2)
     terms = position.terms(torch.zeros(0), site) + position.content_terms(query, key, site)
     value = torch.randn(2, HEADS, 4, 8).double()
-    call = *position.rotate(query, key, value, site), terms
+    call = *position.transform_qkv(query, key, value, site), terms
     found = attention_weights(*call, query_positions=queries, key_positions=keys)
     query_rows = position.table @ position.query_weight[1].T + position.query_bias[1]
     key_rows, query_rows = (
@@ -124,7 +124,7 @@ def test_the_formula_with_queries_and_keys_anywhere():
 
 def test_only_the_rows_that_occur_are_projected():
     position = build("deberta")
-    rows = position.prepare_for(Site(Positions(0, 1, 10), Positions(0, 1, 10)))
+    rows = position.compute_shared(Site(Positions(0, 1, 10), Positions(0, 1, 10)))
     assert (rows.first, rows.low, rows.high) == (-9, 256 - 9, 256 + 9)
 
 

@@ -7,7 +7,7 @@ import torch
 
 from tests.positions.stack import HEADS, LAYERS, MAX_LENGTH, METHODS, QUICK, WIDTH, build, embeddings, make
 from whereformer import PositionRangeError, Positions, Site, attention, position_names
-from whereformer.positions import Position
+from whereformer.positions import PositionMethod
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.testing import attend
 
@@ -54,7 +54,7 @@ def attend_alone(position, words, queries, keys, layer):
     return position.attend(words, *random_heads(3), Site(queries, keys, layer))
 
 
-def has_content(position):
+def multiplies_query_and_key(position):
     """Scores depend on query and key."""
     words, (query, key, *others, value) = embeddings(9), random_heads(5)
     return not in_every_layer(
@@ -65,7 +65,7 @@ def has_content(position):
     )
 
 
-def needs_content(position):
+def needs_query_key(position):
     """What the method does depends on query and key, other than by their own product."""
     words, (query, key, value) = embeddings(9), random_heads(3)
     nothing, causal = torch.zeros_like(query), position.model.causal
@@ -81,7 +81,7 @@ def needs_content(position):
             position.attend(words, query, key, value, site), attention(query, key, changed, terms, causal=causal)
         )
 
-    return position.content and not in_every_layer(check)
+    return position.uses_query_key and not in_every_layer(check)
 
 
 def extrapolates(position):
@@ -92,7 +92,7 @@ def extrapolates(position):
     return True
 
 
-def is_fractional(position):
+def accepts_fractional(position):
     at = torch.tensor([0.0, 0.5, 1.75, 4.0])
     try:
         in_every_layer(lambda layer: attend(position, embeddings(4), at, at, layer=layer).any())
@@ -104,13 +104,13 @@ def is_fractional(position):
 def scales_query(position):
     query, key, value = random_heads(3)
     if (
-        type(position).query_factor is Position.query_factor
-        or position.rotate(query, key, value, Site(FIRST, FIRST))[0] is query
+        type(position).query_factor is PositionMethod.query_factor
+        or position.transform_qkv(query, key, value, Site(FIRST, FIRST))[0] is query
     ):
         return False
     return in_every_layer(
         lambda layer: are_close(
-            position.rotate(query, key, value, Site(FIRST, FIRST, layer))[0],
+            position.transform_qkv(query, key, value, Site(FIRST, FIRST, layer))[0],
             query * position.query_factor(query, Site(FIRST, FIRST, layer)),
         )
     )
@@ -119,7 +119,7 @@ def scales_query(position):
 def reads_keys_before_they_are_rotated(position):
     """Terms depend on the keys, or a factor counts all of them."""
     query, key = random_heads(2)
-    counts = any(method.scales_query for method in position.methods())
+    counts = any(method.scales_query for method in position.components())
 
     def terms(keys, layer):
         built = position.content_terms(query, keys, Site(FIRST, FIRST, layer))
@@ -129,7 +129,7 @@ def reads_keys_before_they_are_rotated(position):
         pairs = zip(terms(key, layer), terms(key.flip(2), layer), strict=True)
         return all(torch.equal(*pair) for pair in pairs)
 
-    return position.content and (counts or not in_every_layer(check))
+    return position.uses_query_key and (counts or not in_every_layer(check))
 
 
 def is_one_sided(position):
@@ -149,7 +149,7 @@ def is_one_sided(position):
     return position.model.causal and right and not left
 
 
-def has_one_curve(position):
+def has_shared_curve(position):
     curves = [position.curve(range(-9, 10), layer=layer) for layer in range(LAYERS)]
     return all(torch.equal(curve, curves[0]) for curve in curves)
 
@@ -179,15 +179,15 @@ def acts_on_scores(position):
 
 FACTS = {
     "shift_invariant": is_shift_invariant,
-    "offsets_suffice": lambda position: is_shift_invariant(position, attend_alone),
-    "content": has_content,
-    "needs_content": needs_content,
+    "depends_on_offsets_only": lambda position: is_shift_invariant(position, attend_alone),
+    "uses_query_key": multiplies_query_and_key,
+    "needs_query_key": needs_query_key,
     "reads_keys": reads_keys_before_they_are_rotated,
     "extrapolates": extrapolates,
-    "fractional": is_fractional,
+    "accepts_fractional": accepts_fractional,
     "scales_query": scales_query,
     "one_sided": is_one_sided,
-    "one_curve": has_one_curve,
+    "shares_curve": has_shared_curve,
     "on embeddings": acts_on_embeddings,
     "on values": acts_on_values,
     "on weights": acts_on_scores,
@@ -199,7 +199,7 @@ def stated(position):
     facts = {name: getattr(position, name) for name in FACTS if hasattr(position, name)}
     acts_on = position.acts_on
     return facts | {
-        "offsets_suffice": position.offsets_suffice(),
+        "depends_on_offsets_only": position.depends_on_offsets_only(),
         "on embeddings": "embeddings" in acts_on,
         "on values": "values" in acts_on,
         "on weights": bool(acts_on & {"queries", "keys", "scores"}),
@@ -223,11 +223,11 @@ def test_a_method_does_what_its_attributes_say(method, causal):
 def test_pairs_of_methods_are_shift_invariant_where_they_say_so():
     """Rope turns the queries that other methods' vectors meet: no shift changes rope or shaw, but one changes both."""
     silent = set()
-    alone = [name for name in position_names() if make(name).offsets_suffice()]
+    alone = [name for name in position_names() if make(name).depends_on_offsets_only()]
     for names in itertools.permutations(alone, 2):
         options = {name: QUICK[name] for name in names if name in QUICK}
         position = build("+".join(names), **options)
-        for claimed, run in ((position.shift_invariant, attend), (position.offsets_suffice(), attend_alone)):
+        for claimed, run in ((position.shift_invariant, attend), (position.depends_on_offsets_only(), attend_alone)):
             observed = is_shift_invariant(position, run, layers=1, starts=(-3, 5))
             assert observed or not claimed, names
             if observed and not claimed:
@@ -254,8 +254,10 @@ def test_forms_of_transformer_xl_are_the_same_beside_methods_that_change_the_que
 def test_a_curve_is_constant_beyond_its_reach(method):
     position, offsets = make(method), torch.arange(-5, 6)
     # Layers that share their curve are one row, or as many.
-    layers = range(1 if position.one_curve else LAYERS)
-    for layer, curve, reach in zip(layers, position.curves(offsets), position.reaches(), strict=not position.one_curve):
+    layers = range(1 if position.shares_curve else LAYERS)
+    for layer, curve, reach in zip(
+        layers, position.curve_per_layer(offsets), position.reach_per_layer(), strict=not position.shares_curve
+    ):
         assert torch.equal(curve, position.curve(offsets, layer=layer))
         assert reach == position.reach(layer=layer)
         if reach is not None:

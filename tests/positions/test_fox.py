@@ -47,12 +47,12 @@ def test_attention_is_that_of_the_forgetting_transformer(n, causal):
     site = Site(at, at, LAYER)
     terms = position.content_terms(query, key, site)
     assert [type(term) for term in terms] == [DistanceDecay]
-    found = attention(*position.rotate(query, key, value, site), terms, causal=causal)
+    found = attention(*position.transform_qkv(query, key, value, site), terms, causal=causal)
     torch.testing.assert_close(found, scores.softmax(-1) @ value, rtol=1e-9, atol=1e-9)
 
 
 def levels(position, key, site):
-    n_q = site.queries.length if isinstance(site.queries, Positions) else site.queries.shape[-1]
+    n_q = site.query_positions.length if isinstance(site.query_positions, Positions) else site.query_positions.shape[-1]
     (term,) = position.content_terms(key.new_zeros(len(key), HEADS, n_q, HEAD_DIM), key, site)
     return term.query_levels, term.key_levels
 

@@ -37,7 +37,7 @@ def bundle(initial, flow, n):
         flat = initial.flatten(0, 1)
         queries_keys_values = torch.stack((flat, torch.zeros_like(flat), torch.zeros_like(flat)))
     places = Positions(0, 1, n)
-    trajectory = floater(queries_keys_values, flow).prepare_for(Site(places, places))
+    trajectory = floater(queries_keys_values, flow).compute_shared(Site(places, places))
     return trajectory if len(initial) == 3 else trajectory[:, 0].unflatten(1, initial.shape[:2])
 
 
@@ -147,7 +147,7 @@ def test_translation_model_equals_the_original(case):
     n_source, n_target = source.shape[1], target.shape[1]
 
     position = floater(encoder["proj_bias"], flow_of(encoder, "proj_flow"), heads)
-    shared = position.prepare_for(Site(Positions(0, 1, n_source), Positions(0, 1, n_source)))
+    shared = position.compute_shared(Site(Positions(0, 1, n_source), Positions(0, 1, n_source)))
     check(shared, golden["enc_bias"], TOLERANCE)
     hidden = embed(source)
     for layer in range(layers):
@@ -214,7 +214,7 @@ def test_roberta_encoder_equals_the_original(case):
 
     position = floater(golden["proj_bias"], [golden[name] for name in FLOW], heads, solver=config["solver"])
     slots = Positions(0, 1, config["T"])  # unlike the learned positions, these count padding
-    shared = position.prepare_for(Site(slots, slots))
+    shared = position.compute_shared(Site(slots, slots))
     check(shared, golden["bias"], TOLERANCE)
     for layer in range(config["L"]):
         name = f"layers.{layer}"

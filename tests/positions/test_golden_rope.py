@@ -26,7 +26,7 @@ def test_interleaved_rotation_equals_roformer(case):
     # Their layout is (batch, n, heads, d).
     query, key = golden["q"].transpose(1, 2), golden["k"].transpose(1, 2)
 
-    query, key, _ = rope(case.config, layout="interleaved").rotate(query, key, key, Site(positions, positions))
+    query, key, _ = rope(case.config, layout="interleaved").transform_qkv(query, key, key, Site(positions, positions))
 
     check(query.transpose(1, 2), golden["q_rot"], 1e-11)
     check(key.transpose(1, 2), golden["k_rot"], 1e-11)
@@ -41,7 +41,7 @@ def test_angles_are_those_of_the_sinusoid(case):
     sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
     check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
 
-    turns, _ = rope(case.config, layout="interleaved").prepare_for(Site(positions, positions))
+    turns, _ = rope(case.config, layout="interleaved").compute_shared(Site(positions, positions))
     cos, sin, *_ = turns[case.config["base"]]
     check(torch.stack((sin[:, 1::2], cos[:, ::2]), -1).flatten(-2), golden["table"][0], 1e-11)
 
@@ -89,7 +89,7 @@ def test_attention_equals_gpt_neox(case):
     positions = Positions(config["first_position"], 1, config["n"])
     position = rope(config, layout="half", rotary_dim=config["rotary_dim"])
 
-    turns, _ = position.prepare_for(Site(positions, positions))
+    turns, _ = position.compute_shared(Site(positions, positions))
     cos, sin, *_ = turns[config["base"]]
     check(cos, golden["cos"], 1e-5)
     check(sin.abs(), golden["sin"].abs(), 1e-5)
@@ -110,8 +110,8 @@ def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
     positions = Positions(0, 1, 6)
     for layer, base in enumerate((160_000, 10.0, 160_000, 10.0, 160_000)):
         site = Site(positions, positions, layer)
-        expected = build_position("rope", base=base, **options).rotate(query, query, query, site)
-        torch.testing.assert_close(of_layers.rotate(query, query, query, site), expected, rtol=0, atol=0)
+        expected = build_position("rope", base=base, **options).transform_qkv(query, query, query, site)
+        torch.testing.assert_close(of_layers.transform_qkv(query, query, query, site), expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("base", [[], "10", [1.0, "x"], [1.0, -1.0], [True], {}])

@@ -58,7 +58,7 @@ def test_derivatives_of_all_layers_curves():
     kernels = [torch.randn(2, 2, 3, dtype=torch.float64, requires_grad=True) for _ in range(3)]
     assert torch.autograd.gradcheck(curves, kernels)
     assert torch.autograd.gradgradcheck(curves, kernels)
-    for layer, curve in enumerate(position.curves(offsets)):
+    for layer, curve in enumerate(position.curve_per_layer(offsets)):
         assert torch.equal(curve, position.curve(offsets, layer=layer))
 
 

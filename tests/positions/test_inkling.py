@@ -66,7 +66,7 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
     site = Site(Positions(0, 1, n), Positions(0, 1, n), LAYER)
     terms = position.terms(x, site)
     assert [type(term) for term in terms] == [OffsetKeys]
-    query, key, value = position.rotate(query, key, key, site)
+    query, key, value = position.transform_qkv(query, key, key, site)
     window = (4, 0) if sliding else None
     found = attention_weights(query, key, value, terms, causal=True, scale=1 / HEAD_DIM, window=window)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # their norms are in float32
@@ -102,6 +102,6 @@ def test_the_formula(places, causal):
 
 
 def test_no_content_is_needed_without_log_scaling():
-    assert not build_position("synthesizer+inkling", hidden_size=8, num_heads=2, max_length=8).content
+    assert not build_position("synthesizer+inkling", hidden_size=8, num_heads=2, max_length=8).uses_query_key
     with pytest.raises(ValueError, match=r"^position: Inkling acts on query and key"):
         build_position("synthesizer+inkling", hidden_size=8, num_heads=2, max_length=8, log_scaling=4)

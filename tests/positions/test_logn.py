@@ -17,8 +17,8 @@ from whereformer import (
     attention_weights,
     build_position,
 )
-from whereformer.positions.counting import visible_keys
 from whereformer.positions.testing import attend
+from whereformer.positions.visible_keys import count_visible_keys
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
 KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
@@ -30,7 +30,8 @@ KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su"
 def counted(site, causal):
     """The pairs that attention would compute, one by one."""
     queries, keys = (
-        torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in (site.queries, site.keys)
+        torch.atleast_2d(at.values() if isinstance(at, Positions) else at)
+        for at in (site.query_positions, site.key_positions)
     )
     seen = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
     if causal:
@@ -59,7 +60,7 @@ def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal)
     # In any order, and some documents without keys
     ids = (torch.randint(0, 4, (3, n_q)) * 5 - 3, torch.randint(0, 3, (3, n_k)) * 5 - 3) if documents else (None, None)
     site = Site(*places, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
-    found, expected = visible_keys(site, causal=causal, device=torch.device("cpu")), counted(site, causal)
+    found, expected = count_visible_keys(site, causal=causal, device=torch.device("cpu")), counted(site, causal)
     assert torch.equal(*torch.broadcast_tensors(found, expected))
 
 
@@ -67,7 +68,7 @@ def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal)
 def test_no_keys_are_none(causal):
     for keys in (Positions(0, 1, 0), torch.zeros(2, 0)):
         site = Site(Positions(0, 1, 3), keys)
-        assert not visible_keys(site, causal=causal, device=torch.device("cpu")).any()
+        assert not count_visible_keys(site, causal=causal, device=torch.device("cpu")).any()
 
 
 # --- the factors
@@ -85,7 +86,7 @@ def test_ssmax_is_the_softmax_of_the_paper():
     torch.nn.init.uniform_(position.s, 0.2, 0.6)
     at = Positions(0, 1, 9)
     query, key = torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
-    rotated, *_ = position.rotate(query, key, key, Site(at, at, 1))
+    rotated, *_ = position.transform_qkv(query, key, key, Site(at, at, 1))
     weights = attention_weights(rotated, key, key, causal=True)
     z = query @ key.mT / 8**0.5
     for row in range(9):
@@ -132,7 +133,7 @@ def test_llama4_is_the_attention_of_transformers():
         for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
     )
     at = Positions(0, 1, 13)
-    query, key, value = position.rotate(query, key, value, Site(at, at))
+    query, key, value = position.transform_qkv(query, key, value, Site(at, at))
     out = attention(query, key, value, causal=True)
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
 
@@ -144,7 +145,7 @@ def test_gradients_by_numbers(options):
     at = Positions(0, 1, 4)
 
     def run(query, key, *parameters):
-        rotated, key, value = position.rotate(query, key, key, Site(at, at))
+        rotated, key, value = position.transform_qkv(query, key, key, Site(at, at))
         return attention(rotated, key, value, causal=True)
 
     torch.autograd.gradcheck(run, (query, key, *position.parameters()))
@@ -185,7 +186,7 @@ def test_the_factor_reaches_products_with_the_query_and_no_others():
             site = Site(at, at, 1)
             terms = position.terms(embeddings(6), site) + position.content_terms(q, key, site)
             assert any(isinstance(term, OffsetKeys) for term in terms)
-            outputs.append(attention(*position.rotate(q, key, value, site), terms))
+            outputs.append(attention(*position.transform_qkv(q, key, value, site), terms))
         assert_close(*outputs)
 
 

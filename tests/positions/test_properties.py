@@ -198,7 +198,7 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
     expected = sum(share * part for share, part in zip(shares, parts, strict=True))
     assert_close(scores(position.terms(hidden, Site(at, at, 1)), 7, 7), expected)
-    assert_close(position.rotate(query, key, value, Site(at, at, 1))[0], query * of_content)
+    assert_close(position.transform_qkv(query, key, value, Site(at, at, 1))[0], query * of_content)
 
 
 def test_a_mixture_starts_with_equal_shares():

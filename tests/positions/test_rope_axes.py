@@ -24,7 +24,7 @@ def heads(n, batch=2):
 
 
 def turned(query, key, at, **options):
-    return build_position("rope", **SIZES, **options).double().rotate(query, key, key, Site(at, at))[:2]
+    return build_position("rope", **SIZES, **options).double().transform_qkv(query, key, key, Site(at, at))[:2]
 
 
 def check(found, expected):
@@ -145,7 +145,7 @@ def test_methods_that_do_not_take_the_axes_say_so():
         with pytest.raises(InputError, match=f"^position_ids: {message}"):
             model(torch.randint(9, (1, 15)), position_ids=CELLS)
     joined = build_position("rope+tisa", **SIZES, sections=[4, 4])
-    with pytest.raises(InputError, match=f"^site.queries: Tisa {takes % ''}"):
+    with pytest.raises(InputError, match=f"^site.query_positions: Tisa {takes % ''}"):
         joined.attend(torch.randn(1, 15, 32), *torch.randn(3, 1, 2, 15, 16), Site(CELLS, CELLS))
     with pytest.raises(InputError, match=f"^positions: Learned {takes % ''}"):
         build_position("learned", **SIZES).embed(torch.randn(1, 15, 32), CELLS)
@@ -163,7 +163,7 @@ def test_methods_that_do_not_take_the_axes_say_so():
 )
 def test_bad_places_are_refused(at, message):
     position = build_position("rope", **SIZES, sections=[4, 4])
-    with pytest.raises(InputError, match=f"^site.queries: {message}"):
+    with pytest.raises(InputError, match=f"^site.query_positions: {message}"):
         position.attend(torch.randn(1, 15, 32), *torch.randn(3, 1, 2, 15, 16), Site(at, CELLS))
 
 

@@ -140,7 +140,7 @@ def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
     assert scaling.attention_factor == pytest.approx(0.1 * math.log(8) + 1)
     at = Positions(3, 2, 5)
     query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
-    for before, after in zip((query, key), position.rotate(query, key, key, Site(at, at)), strict=False):
+    for before, after in zip((query, key), position.transform_qkv(query, key, key, Site(at, at)), strict=False):
         pairs, turned = (
             each.unflatten(-1, (2, 4)).mT if layout == "half" else each.unflatten(-1, (4, 2))
             for each in (before, after)

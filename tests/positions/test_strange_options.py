@@ -50,8 +50,8 @@ def test_options_of_any_kind(chosen, value):
         ("tisa", {"num_kernels": -(10**5000)}, "num_kernels: expected at least -1048576, got a huge int"),
         ("tisa", {"num_layers": 2**31}, "num_layers: expected at most 1048576, got 2147483648"),
         ("tisa", {"causal": 1}, "causal: expected True or False, got 1"),
-        ("tisa", {"passes": 3}, "passes: expected a number for each of 1 layers, got 3"),
-        ("tisa", {"passes": [-1]}, r"passes: expected a number for each of 1 layers, got \[-1\]"),
+        ("tisa", {"layer_of_pass": 3}, "layer_of_pass: expected a number for each of 1 layers, got 3"),
+        ("tisa", {"layer_of_pass": [-1]}, r"layer_of_pass: expected a number for each of 1 layers, got \[-1\]"),
         ([], {}, r"position: expected the name of a method, got \[\]"),
     ],
 )

@@ -11,7 +11,7 @@ from tests.positions.stack import METHODS
 from whereformer import DenseBias, OffsetBias, position_names
 from whereformer.errors import InputError
 from whereformer.kernels.terms import offsets_between, position_values
-from whereformer.positions import ModelShape, Position
+from whereformer.positions import ModelShape, PositionMethod
 from whereformer.positions.alibi import Alibi
 from whereformer.positions.base import OffsetFunction
 from whereformer.positions.kerple import Kerple
@@ -84,8 +84,8 @@ def test_the_callers_random_numbers_stay():
     assert torch.equal(torch.rand(2), expected)
 
 
-class Single(Position):
-    def rotate(self, query, key, value, site):
+class Single(PositionMethod):
+    def transform_qkv(self, query, key, value, site):
         return query.float(), key, value
 
 
@@ -94,21 +94,21 @@ class Lists(Tisa):
         return list(super().terms(hidden, site))
 
 
-class Inplace(Position):
+class Inplace(PositionMethod):
     def embed(self, hidden, positions):
         return hidden.add_(1.0)
 
 
-class OtherAlone(Position):
-    def prepare_for(self, site):
+class OtherAlone(PositionMethod):
+    def compute_shared(self, site):
         return 2.0
 
-    def rotate(self, query, key, value, site):
+    def transform_qkv(self, query, key, value, site):
         return query * (site.shared or 1.0), key, value
 
 
-class Noisy(Position):
-    def rotate(self, query, key, value, site):
+class Noisy(PositionMethod):
+    def transform_qkv(self, query, key, value, site):
         return query + torch.randn_like(query), key, value
 
 
@@ -152,12 +152,12 @@ class FromTheLength(Learned):
 
 class AffineOnly(Alibi):
     def terms(self, hidden, site):
-        offsets = torch.arange(1 - site.keys.length, site.keys.length)
-        return (OffsetBias(self.curve(offsets), 1 - site.keys.length),)
+        offsets = torch.arange(1 - site.key_positions.length, site.key_positions.length)
+        return (OffsetBias(self.curve(offsets), 1 - site.key_positions.length),)
 
 
-class MindsPadding(Position):
-    def rotate(self, query, key, value, site):
+class MindsPadding(PositionMethod):
+    def transform_qkv(self, query, key, value, site):
         return query * (1 if site.key_mask is None else 2), key, value
 
 
@@ -172,16 +172,16 @@ class Drifts(OffsetFunction):
         return -distances.expand(2, *distances.shape)
 
     def terms(self, hidden, site):
-        queries = position_values(site.queries, hidden.device)
-        offsets = offsets_between(queries, position_values(site.keys, hidden.device))
+        queries = position_values(site.query_positions, hidden.device)
+        offsets = offsets_between(queries, position_values(site.key_positions, hidden.device))
         scores = -offsets.abs() / (queries.abs().unsqueeze(-1) + 1)
         scores = scores.to(torch.float64).unsqueeze(-3).expand(*scores.shape[:-2], 2, *scores.shape[-2:])
         return (DenseBias(scores if scores.dim() == 4 else scores.unsqueeze(0)),)
 
 
 class OtherCurve(Triangle):
-    def curves(self, offsets):
-        return [2 * curve for curve in super().curves(offsets)]
+    def curve_per_layer(self, offsets):
+        return [2 * curve for curve in super().curve_per_layer(offsets)]
 
     def terms_at(self, site):
         (term,) = super().terms_at(site)
@@ -221,12 +221,12 @@ class HalfOffsets(Kerple):
     def curve(self, offsets, *, layer=0):
         return super().curve(torch.as_tensor(offsets).to(self.r1.dtype), layer=layer)
 
-    def curves(self, offsets):
-        return super().curves(torch.as_tensor(offsets).to(self.r1.dtype))
+    def curve_per_layer(self, offsets):
+        return super().curve_per_layer(torch.as_tensor(offsets).to(self.r1.dtype))
 
 
-class Silent(Position):
-    def rotate(self, query, key, value, site):
+class Silent(PositionMethod):
+    def transform_qkv(self, query, key, value, site):
         return query * 2, key, value
 
 
@@ -240,7 +240,7 @@ class Looks(Alibi):
 @pytest.mark.parametrize(
     ("method", "law", "how"),
     [
-        (Single, "Hooks return what they should", "rotate returned a query of"),
+        (Single, "Hooks return what they should", "transform_qkv returned a query of"),
         (Lists, "Hooks return what they should", "terms returned a list, expected a tuple"),
         (Inplace, "Hooks return what they should", "hidden states in place"),
         (OtherAlone, "What layers share may be left out", "with site.shared and without: differs by"),
@@ -256,7 +256,7 @@ class Looks(Alibi):
         (WrongRange, "Positions out of range", "IndexError"),
         (Drifts, "The same number added to all positions", "positions from -2 instead of 0"),
         (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
-        (Silent, "Query and key may be left out, unless needs_content", "rotate changes the query"),
+        (Silent, "Query and key may be left out, unless needs_query_key", "transform_qkv changes the query"),
         (LogOfIntegers, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (SingleLogs, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (HalfPositions, "bfloat16 rounds the output", "positions from 513"),
@@ -297,7 +297,7 @@ def test_a_claim_that_does_not_hold_is_found():
         check_position(Learns)
 
     class Fractions(Learned):
-        fractional = True
+        accepts_fractional = True
 
     with pytest.raises(AssertionError, match=r"Fractions breaks the law 'Fractional positions .* fractional"):
         check_position(Fractions)

@@ -49,9 +49,9 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
     ]
     position = build("transformer_xl", form=form, reset_cls=reset_cls)
     query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
-    site = position.share(Site(*places, LAYER))
+    site = position.with_shared(Site(*places, LAYER))
     terms = position.content_terms(query, key, site)
-    turned = position.rotate(query, key, key, site)
+    turned = position.transform_qkv(query, key, key, site)
     found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
     expected = formula(position, query[0], key[0], *places).softmax(-1)
     torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-9)
@@ -59,6 +59,6 @@ def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
 
 def test_a_window_holds_only_the_offsets_that_occur():
     position = build("transformer_xl")
-    window = position.prepare_for(Site(Positions(-3, 4, 5), Positions(-1, 2, 10)))
+    window = position.compute_shared(Site(Positions(-3, 4, 5), Positions(-1, 2, 10)))
     assert (window.first, window.step) == (-14, 2)
     assert window.waves.shape == (18, WIDTH)

@@ -351,9 +351,9 @@ def test_the_function_does_what_the_command_does(text, tmp_path):
 
 
 PLUGIN = """
-from whereformer.positions import Position, register
+from whereformer.positions import PositionMethod, register
 
-class Own(Position):
+class Own(PositionMethod):
     "Nothing, by another name."
 
 register("{name}", Own)

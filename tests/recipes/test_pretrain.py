@@ -400,7 +400,7 @@ def test_a_tracker_that_fails_costs_no_training(call, text, finished, tmp_path, 
 
     setattr(tracker, call, fails_with)
     run(text, tmp_path, "--report-to=wandb")
-    assert capsys.readouterr().out.count("wandb fails, and is told no more: no network") == 1
+    assert capsys.readouterr().out.count("wandb fails, and gets no more numbers: no network") == 1
     assert same(weights(tmp_path), weights(finished))
 
 

@@ -63,7 +63,7 @@ def distill_positions(teacher: Encoder, student: Encoder, windows: Tensor, batch
         ValueError: if the student has another position method, or other layers than the teacher.
     """
     position = student.position
-    if not isinstance(position, Tisa) or position.one_curve:
+    if not isinstance(position, Tisa) or position.shares_curve:
         raise InputError("student", "expected position 'tisa' with kernels in every layer, got another method")
     if len(student.passes) != len(teacher.passes):
         raise InputError("student", f"expected the teacher's {len(teacher.passes)} layers, got {len(student.passes)}")

@@ -19,7 +19,7 @@ from ..kernels.torch_private import DispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer
-from ..positions import Position, PositionRangeError, Site, build_position
+from ..positions import PositionMethod, PositionRangeError, Site, build_position
 from ..positions.base import position_parameters
 from .toeplitz import diagonal_sums, fitted_curves, from_diagonals
 
@@ -198,7 +198,7 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
 
 @torch.no_grad()
-def operations(position: Position, length: int) -> int:
+def operations(position: PositionMethod, length: int) -> int:
     """Count the tensor operations of a method's forward, which run one after another.
 
     They are those of the "reference" backend, which has no loop, from the embeddings to the output of one attention

@@ -22,7 +22,7 @@ from ..kernels.call import make_call
 from ..kernels.reference import attention_scores
 from ..models import Encoder
 from ..models.layers import Layer
-from ..positions import Position, Site
+from ..positions import PositionMethod, Site
 
 WORDS = 512
 """The number of words, spread evenly over the vocabulary, that represent it in the embeddings."""
@@ -56,7 +56,7 @@ def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
     return None if found is None else found.double()
 
 
-def layers_with_position(position: Position) -> list[int]:
+def layers_with_position(position: PositionMethod) -> list[int]:
     """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
     return [layer for layer in range(position.model.num_layers) if position.acts_in_attention(layer)]
 
@@ -131,7 +131,7 @@ def _mean_states(encoder: Encoder, length: int) -> dict[int, tuple[Tensor, Posit
     def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
         queries, _, _, site, *_ = given
         if site.layer:
-            states[site.layer] = queries.mean((0, 1), keepdim=True), site.queries
+            states[site.layer] = queries.mean((0, 1), keepdim=True), site.query_positions
 
     hooks = [_layer(encoder, index).attention.register_forward_pre_hook(keep) for index in range(len(encoder.layers))]
     generator = torch.Generator().manual_seed(0)

@@ -53,7 +53,7 @@ def cached(
     Args:
         cache: the folder of all such folders.
         kind: how its name begins.
-        key: decides what it holds.
+        key: decides its content.
         fill: writes all files into an empty folder, and returns the facts.
         say: is told what happens.
         keeps: says whether a folder of another version serves, if there is none of this version.
@@ -63,7 +63,7 @@ def cached(
         InputError: if another command is writing to the cache; and what ``fill`` raises.
     """
 
-    def problem_of(folder: Path) -> str | None:
+    def find_problem(folder: Path) -> str | None:
         problem = manifest.problem(folder)
         if problem is None and not manifest.fits(facts, manifest.read(folder)):
             return f"its {manifest.NAME} has something else"
@@ -71,14 +71,14 @@ def cached(
 
     name = f"{kind}-{manifest.fingerprint(key)}"
     folder = cache / f"{name}-{this_version()}"
-    if (problem := problem_of(folder)) is not None:
-        for other, version in _of_other_versions(cache, name):
+    if (problem := find_problem(folder)) is not None:
+        for old_folder, version in _find_other_versions(cache, name):
             if not keeps(version):
-                say(f"{other} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
+                say(f"{old_folder} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
                 break
-            if problem_of(other) is None:
-                say(f"using {other}, which whereformer {version} encoded")
-                return other, manifest.read(other)
+            if find_problem(old_folder) is None:
+                say(f"using {old_folder}, which whereformer {version} encoded")
+                return old_folder, manifest.read(old_folder)
         if folder.exists():
             say(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
@@ -87,13 +87,13 @@ def cached(
             )
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
-            if problem_of(folder) is not None:
+            if find_problem(folder) is not None:
                 with new_folder(folder) as partial:
                     manifest.write(partial, fill(partial))
     return folder, manifest.read(folder)
 
 
-def _of_other_versions(cache: Path, name: str) -> Iterator[tuple[Path, str]]:
+def _find_other_versions(cache: Path, name: str) -> Iterator[tuple[Path, str]]:
     """Yield folders of a name that other versions of this package wrote, each with its version; the newest first."""
     folders = [path for path in cache.glob(f"{name}-*") if path.suffix != ".partial"]
     for folder in sorted(folders, reverse=True):

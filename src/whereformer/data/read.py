@@ -114,7 +114,7 @@ class Table:
     def names(self) -> list[str]:
         """The names of its columns; of JSON Lines, those of the first row that has any.
 
-        Empty cells of the first row of CSV and TSV files are no names: nobody can ask for these columns.
+        In CSV and TSV files, a column whose cell in the first row is empty has no name, and cannot be asked for.
 
         Raises:
             InputError: if the file can't be read.
@@ -135,8 +135,8 @@ class Table:
                 cell.
         """
         missing = [name for name in names if name not in self.names]
-        if twice := [name for name in names if self.names.count(name) > 1]:
-            raise InputError(self.field, f"{self.file} has several columns named {shown(twice[0])}; rename them")
+        if ambiguous := [name for name in names if self.names.count(name) > 1]:
+            raise InputError(self.field, f"{self.file} has several columns named {shown(ambiguous[0])}; rename them")
         if self._kind not in JSON:
             self._check_there(missing)
         for number, row in enumerate(self._rows(names), 1):
@@ -157,8 +157,8 @@ class Table:
             with self._csv() as table:
                 for row in table:
                     if None in row or any(row[name] is None for name in self.names):
-                        place, count = f"{self.file}, line {table.line_num}", len(table.fieldnames or [])
-                        raise InputError(self.field, f"{place}: expected {count} cells as in the first row")
+                        line, count = f"{self.file}, line {table.line_num}", len(table.fieldnames or [])
+                        raise InputError(self.field, f"{line}: expected {count} cells as in the first row")
                     yield row
         else:
             with reading(self.field, self.file):

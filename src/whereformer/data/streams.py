@@ -40,7 +40,7 @@ class TokenFile:
         start, stop, step = places.indices(len(self))
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
-        # A path would be turned into text while C code waits, which takes an interrupt there for an error of its own.
+        # C code would turn a path into text by calling Python, and Ctrl-C in that call would become a SystemError.
         found = np.fromfile(str(self.path), np.int32, max(0, stop - start), offset=start * 4)
         return torch.from_numpy(found).long()
 

@@ -176,7 +176,7 @@ def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, what: 
     Args:
         tokenizer: the tokenizer.
         counts: (tokens,), how often each token occurs in the text.
-        what: what the text is, for the error.
+        what: the name of the text in the error.
 
     Raises:
         InputError: for ``data``, with the share of unknown tokens.
@@ -185,10 +185,8 @@ def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, what: 
     total = int(counts.sum())
     if sum(special.values()) >= MAX_SPECIAL * total:
         share = special.get(tokenizer.unk_token_id, 0) / max(1, total)
-        told = (
-            f"{share:.1%} of its tokens are {tokenizer.unk_token or 'unknown'}, which stands for words of rare letters"
-        )
-        raise InputError("data", f"too little to predict in {what}: {told} or without spaces; give other text")
+        problem = f"too little to predict in {what}: {share:.1%} of its tokens are {tokenizer.unk_token or 'unknown'}"
+        raise InputError("data", f"{problem} (words of rare letters, or text without spaces); give other text")
 
 
 def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:

@@ -17,7 +17,7 @@ from torch import nn
 from ..errors import InputError
 from ..files import check_regular
 from ..manifest import fingerprint_of_code
-from ..positions import METHODS, build_position, method_class, method_names, own_name, position_names
+from ..positions import METHODS, build_position, canonical_name, component_names, method_class, position_names
 from ..positions.base import position_parameters
 
 PLUGIN = "whereformer_plugin_"
@@ -32,9 +32,9 @@ def known_methods(named: Sequence[str]) -> tuple[str, ...]:
     """
     names = position_names() if list(named) == ["all"] else named
     try:
-        chosen = tuple(dict.fromkeys(own_name("".join(name.split())) for name in names))
+        chosen = tuple(dict.fromkeys(canonical_name("".join(name.split())) for name in names))
         for name in chosen:
-            for part in method_names(fields_of_row(name)["position"]):
+            for part in component_names(fields_of_row(name)["position"]):
                 method_class(part)
     except InputError as error:
         rows = "; rows may also be hybrid or METHOD+sinks" if error.reason.startswith("unknown") else ""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..positions import Position
+from ..positions import PositionMethod
 
 BETAS = (0.9, 0.98)
 """Decay rates of Adam's two means."""
@@ -31,7 +31,7 @@ def build_optimizer(
 
     ``kernel_learning_rate`` is that of their ``kernel_parameters`` (such as TISA's kernels); None is ``learning_rate``.
     """
-    positions = [module for module in model.modules() if isinstance(module, Position)]
+    positions = [module for module in model.modules() if isinstance(module, PositionMethod)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
     matrices = [each for each in model.parameters() if each.dim() > 1 and id(each) not in positional]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]

@@ -163,9 +163,9 @@ class Recipe(WithPlugin):
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The paths in its folder that it writes at its end, besides records and report; those of folders end in "/".
+        """The paths of its results in its folder, besides records and report. Paths of folders end in "/".
 
-        They are tried before any work begins.
+        Writing there is tried before any work begins.
         """
         return ()
 
@@ -223,7 +223,7 @@ class Recipe(WithPlugin):
 
 
 def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
-    """Return a report that tells which versions of this package computed it, unless it was this one alone.
+    """Return a report that says which versions of this package computed it, unless only this version did.
 
     Args:
         report: the report.
@@ -237,11 +237,11 @@ def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
         results.setdefault(listed(versions), []).append(name)
     if results.keys() <= {this_version()}:
         return report
-    told = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
+    sentence = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
     columns = [Column("version"), Column("results", left=True, wraps=True)]
     rows = [(versions, ", ".join(names)) for versions, names in results.items()]
     sheet = Sheet.of("Versions of whereformer", columns, rows, folded=True)
-    return replace(report, sentences=[*report.sentences, told], parts=[*report.parts, sheet])
+    return replace(report, sentences=[*report.sentences, sentence], parts=[*report.parts, sheet])
 
 
 @dataclass(frozen=True, kw_only=True)

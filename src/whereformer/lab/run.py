@@ -104,9 +104,9 @@ class Run:
         self.labels: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
         self.hashes: dict[str, str] = {}
-        self.other_versions: set[str] = set()  # which had a part in what is computed now
+        self.other_versions: set[str] = set()  # those that have a part in the results at work
         self.by: dict[str, list[str]] = {}
-        """The versions that computed each result of this run, by what it is."""
+        """The versions that computed each result of this run, by the result's name."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs: the folder and the device, but neither records nor a lock."""
@@ -157,10 +157,10 @@ class Run:
     def _set_aside(self, path: Path) -> None:
         """Rename a file of records whose options are lost, so that none of its lines is."""
         names = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
-        aside = next(name for name in names if not os.path.lexists(name))
-        os.rename(path, aside)
-        lost = f"the first line of {path} is damaged, which says what its results are of"
-        self.say(f"{lost}; all is done again, and {aside} keeps the file")
+        new_path = next(name for name in names if not os.path.lexists(name))
+        os.rename(path, new_path)
+        problem = f"the first line of {path} is damaged, which has the options of all results"
+        self.say(f"{problem}; all is done again, and {new_path} keeps the file")
 
     def _compare(self, earlier: Mapping[str, Any]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
@@ -235,7 +235,7 @@ class Run:
         """
         keys = list(keys)
         names = {key: json.dumps([function.__name__, *key]) for key in keys}
-        self._tell_versions(names.values())
+        self._say_versions(names.values())
         missing = [key for key in keys if not self._has(names[key], kind, partial(problem, key))]
         sizes = {key: steps if isinstance(steps, int) else steps(*key) for key in keys}
         new = sum(sizes[key] for key in missing)
@@ -255,14 +255,15 @@ class Run:
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
         return {key: _build(kind, self.records[name]["value"]) for key, name in names.items()}
 
-    def _tell_versions(self, names: Iterable[str]) -> None:
+    def _say_versions(self, names: Iterable[str]) -> None:
         """Say how many of some results other versions computed, and whether they count."""
         names = list(names)
-        others = [name for name in names if self._is_of_another_version(name)]
-        if others:
-            by = listed(sorted({version for name in others for version in self.records[name]["by"]}))
-            told = f"{len(others)} of {len(names)} results are of whereformer {by}, and this is {this_version()}"
-            self.say(f"{told}; they are {'kept' if self.keep_versions else 'done again (--keep-versions keeps them)'}")
+        outdated = [name for name in names if self._is_of_another_version(name)]
+        if outdated:
+            by = listed(sorted({version for name in outdated for version in self.records[name]["by"]}))
+            problem = f"{len(outdated)} of {len(names)} results are of whereformer {by}, and this is {this_version()}"
+            answer = "kept" if self.keep_versions else "done again (--keep-versions keeps them)"
+            self.say(f"{problem}; they are {answer}")
 
     def _is_of_another_version(self, name: str) -> bool:
         return name in self.records and self.records[name]["by"] != [this_version()]
@@ -289,13 +290,13 @@ class Run:
         context = multiprocessing.get_context("spawn")
         stops, begun = _numbers(1), _numbers(jobs)
         begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
-        others = multiprocessing.active_children()
+        unrelated = multiprocessing.active_children()  # such as those of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         with handling(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
             waiting = {pool.submit(_do, slot, key): key for slot, key in enumerate(keys)}
-        processes = [process for process in multiprocessing.active_children() if process not in others]
+        processes = [process for process in multiprocessing.active_children() if process not in unrelated]
         try:
-            with handling(signal.default_int_handler, signal.SIGTERM):  # or nothing would tell the processes to stop
+            with handling(signal.default_int_handler, signal.SIGTERM):  # or the processes would not save
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                     for future in sorted(done, key=lambda future: future.exception() is not None):
@@ -326,7 +327,7 @@ class Run:
             raise TypeError(f"the value of {name} is no JSON: {error}") from None
         if not self.is_main:
             return
-        if replaces:  # so that nobody reads the old value
+        if replaces:  # so that the file has one value for each key
             self._write()
             return
         with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
@@ -357,22 +358,22 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
 
     Raises:
         InputError: for ``out``, if the file is not the record of a run. It is a :class:`DamagedOptionsError` if the
-            first line alone is damaged.
+            first line is damaged and another one is not.
     """
     check_regular("out", path)
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
-    options, older = None, []
+    options, version = None, []
     with suppress(ValueError, KeyError, TypeError):
         content = unsealed(first)
         options = dict(content["options"])
         options[HASHES] = dict(options[HASHES])
-        older = [content["versions"]["whereformer"]]
+        version = [content["versions"]["whereformer"]]
     records, damaged = {}, []
     for number, line in enumerate(rest, 2):
         try:
             record = unsealed(line)
             _, *_ = json.loads(record["key"])
-            by = record.get("by", older)
+            by = record.get("by", version)
             if not fits(list[str], by) or not (by or options is None):
                 raise TypeError
             records[record["key"]] = {**record, "value": record["value"], "by": by}
@@ -482,23 +483,23 @@ _this: dict[str, Any] = {}
 
 
 def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
-    """Begin a process of several. Then it is one of those in ``begun``, which has their ids."""
+    """Begin a process of several. At the end, add its id to ``begun``."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it works
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
-        place = number.value
+        index = number.value
         number.value += 1
     if run.device == "cuda":
-        torch.cuda.set_device(place % torch.cuda.device_count())
+        torch.cuda.set_device(index % torch.cuda.device_count())
     torch.set_num_threads(run.threads)
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
     _this.update(function=function, run=run, shared=shared, stops=stops)
-    begun[place] = os.getpid()
+    begun[index] = os.getpid()
 
 
 def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[_Result]]) -> None:
-    """Stop processes: those that work save what they train; those that have not begun have nothing to save."""
+    """Stop processes. A process that works saves its training first; one that has not begun has nothing to save."""
     working = [process.pid for process in processes if process.pid is not None and process.pid in begun]
     for pid in working:
         with suppress(ProcessLookupError):  # it has just ended

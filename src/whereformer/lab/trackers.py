@@ -31,7 +31,7 @@ def reporting(
 ) -> Iterator[Callable[[int, Mapping[str, float]], Any]]:
     """Yield a function that reports numbers by name, and after which step. Of several processes, the main one reports.
 
-    A tracker that fails, as one without network may, ends no training: that is said once, and it is told no more.
+    If a tracker fails, for instance without network, the training goes on without it, and a line says so.
 
     Args:
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
@@ -48,9 +48,9 @@ def reporting(
             if not failed:
                 try:
                     call(*arguments)
-                except Exception as error:  # of all kinds, and those of the network
+                except Exception as error:  # of any kind, such as those of the network
                     failed.append(one_line(str(error)) or type(error).__name__)
-                    say(f"{tracker} fails, and is told no more: {failed[0]}")
+                    say(f"{tracker} fails, and gets no more numbers: {failed[0]}")
 
         try:
             yield partial(attempt, report)

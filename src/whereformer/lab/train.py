@@ -307,10 +307,10 @@ def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
             done: Any = manifest.read(folder).get("done")
             if manifest.fits(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
                 found.versions = found.versions or [manifest.version(folder)]
-                others = [version for version in found.versions if not of.keeps(version)]
-                if not others:
+                refused = [version for version in found.versions if not of.keeps(version)]
+                if not refused:
                     return folder, found
-                problem = f"it is of whereformer {listed(others)} (--keep-versions continues it)"
+                problem = f"it is of whereformer {listed(refused)} (--keep-versions continues it)"
             else:
                 problem = "its manifest has something else"
         of.say(f"passing over {folder}: {problem}")
@@ -339,7 +339,7 @@ def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
 
 
 def _check_labels(batch: Batch, step: int) -> None:
-    """Check that a batch has a label, unless it has none by design. The mean over no label is no number."""
+    """Check that a batch has a label, if it has labels at all. A mean over zero labels is not a number."""
     if "labels" in batch and not _labels(batch["labels"]):
         raise InputError(None, f"step {step:,} has nothing to predict, so its loss is not a number; give other data")
 

@@ -6,7 +6,7 @@ from math import ceil
 from typing import Any, ClassVar, Self
 
 from ..errors import InputError, shown
-from ..positions import method_names
+from ..positions import component_names
 from .blocks import Block, parse_blocks, parse_windows
 from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
 from .pooling import Pooling
@@ -307,6 +307,6 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
-    if "position" in changes and PRESETS[name].get("position") not in method_names(changes["position"]):
+    if "position" in changes and PRESETS[name].get("position") not in component_names(changes["position"]):
         preset.pop("position_options", None)
     return {**preset, **changes}

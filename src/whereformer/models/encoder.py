@@ -15,8 +15,8 @@ from ..errors import InputError, shown
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..kernels.varlen import packed_texts
-from ..positions import Position, Site
-from ..positions.counting import places_in, places_of, previous_real
+from ..positions import PositionMethod, Site
+from ..positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
 from .blocks import parse_blocks
 from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .config import EncoderConfig
@@ -44,7 +44,7 @@ class Embeddings(nn.Module):
         self.projection = nn.Linear(width, config.hidden_size, bias=config.biases) if projects else None
 
     def forward(
-        self, words: Tensor, token_type_ids: Tensor | None, position: Position, positions: PositionsLike
+        self, words: Tensor, token_type_ids: Tensor | None, position: PositionMethod, positions: PositionsLike
     ) -> Tensor:
         """Embed words (batch, n, embedding_size) into (batch, n, hidden_size)."""
         hidden = words * position.embedding_scale
@@ -81,7 +81,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, Position):
+        if isinstance(module, PositionMethod):
             module.reset_parameters()
         if isinstance(module, Attention) and module.sinks is not None:
             nn.init.normal_(module.sinks, std=self.config.initializer_range)
@@ -114,7 +114,11 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        more = {"embedding_size": config.embedding_size, "separate_cls": config.separate_cls, "passes": config.passes}
+        more = {
+            "embedding_size": config.embedding_size,
+            "separate_cls": config.separate_cls,
+            "layer_of_pass": config.passes,
+        }
         self.position = position_of(config, config.num_hidden_layers, causal=config.causal, **more)
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
@@ -124,7 +128,7 @@ class Encoder(EncoderPreTrainedModel):
         self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
         self.decoder = range(ends[-1], len(self.passes))
         self.windows = config.layer_windows()
-        content = self.position.content
+        content = self.position.uses_query_key
         self.layers = nn.ModuleList(Layer(config, content=content) for _ in range(max(self.passes) + 1))
         if not config.first_norm and self.passes.count(0) == 1:
             # No pass would use it.
@@ -191,12 +195,12 @@ class Encoder(EncoderPreTrainedModel):
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
         site, documents = self._site(words, input_ids, attention_mask, inputs)
-        positions = site.queries
-        if site.end is not None and documents is None and self.position.offsets_suffice():
+        positions = site.query_positions
+        if site.position_stop is not None and documents is None and self.position.depends_on_offsets_only():
             # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
             row_positions = Positions(0, 1, words.shape[1])
-            site = replace(site, queries=row_positions, keys=row_positions, end=None)
-        share = self.position.share if may_share(self.layers) else lambda site: site
+            site = replace(site, query_positions=row_positions, key_positions=row_positions, position_stop=None)
+        share = self.position.with_shared if may_share(self.layers) else lambda site: site
         funnel = FunnelState(self.pooling, site, documents, share, pool_query_only=self.config.pool_query_only)
         with_weights = asks_for("output_attentions", inputs, self.config)
         attentions: list[Tensor | None] = []
@@ -268,11 +272,11 @@ class Encoder(EncoderPreTrainedModel):
         starts = None
         if documents is not None and types is not None:
             # Padding is no part of a document, whatever its id.
-            first = places_in(documents, real)[0] == 0
+            first = positions_in_documents(documents, real)[0] == 0
             starts = first if real is None else first & real
         at, end = self._places(input_ids, length, documents, inputs)
-        more = {"key_mask": real, "causal": self.config.causal, "end": end}
-        return Site.within(at, documents=documents, segments=types, starts=starts, **more), texts
+        more = {"key_mask": real, "causal": self.config.causal, "position_stop": end}
+        return Site.self_attention(at, documents=documents, segments=types, starts=starts, **more), texts
 
     def _documents(self, words: Tensor, real: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
@@ -293,7 +297,7 @@ class Encoder(EncoderPreTrainedModel):
         if real is None:
             begins = functional.pad(rows[:, 1:] <= rows[:, :-1], (1, 0))
         else:
-            before, rows = previous_real(real), rows.expand(batch, -1)
+            before, rows = previous_token(real), rows.expand(batch, -1)
             begins = real & (before >= 0) & (rows <= rows.gather(1, before.clamp(min=0)))
         if can_look(begins) and not begins.any():
             return None
@@ -318,10 +322,10 @@ class Encoder(EncoderPreTrainedModel):
             return given, None
         real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
         if documents is None:
-            at = None if real is None else places_of(real)
+            at = None if real is None else positions_from_mask(real)
             return Positions(0, 1, length) if at is None else at, None
         longest = inputs.get("max_length_q")
-        places, end = places_in(documents, real, longest)
+        places, end = positions_in_documents(documents, real, longest)
         if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
             raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
         if given is not None and can_look(given) and not (given == places).all():

@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ..errors import InputError
 from ..kernels import FactorPair, Term, attention, attention_and_weights
 from ..kernels.torch_private import checkpoints_reentrantly
-from ..positions import Position, Site, build_position
+from ..positions import PositionMethod, Site, build_position
 from .config import EncoderConfig
 from .seq2seq_config import Seq2SeqConfig
 
@@ -25,7 +25,7 @@ def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNor
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
-def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> Position:
+def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> PositionMethod:
     """Build the position method of some layers with fresh parameters; ``sizes`` are more of its ModelShape."""
     return build_position(
         config.position,
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self,
         queries: Tensor,
         keys: Tensor | None,
-        position: Position,
+        position: PositionMethod,
         site: Site,
         cache: Cache | None = None,
         with_weights: bool = False,
@@ -85,13 +85,13 @@ class Attention(nn.Module):
         return self.out(out.transpose(1, 2).flatten(-2)), weights
 
     def call(
-        self, queries: Tensor, keys: Tensor | None, position: Position, site: Site, cache: Cache | None = None
+        self, queries: Tensor, keys: Tensor | None, position: PositionMethod, site: Site, cache: Cache | None = None
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options.
 
-        A cache has the keys and values of earlier calls, after ``Position.rotate`` if ``keys`` have their own positions
-        (``site.new_keys``), otherwise as they are before it. The new ones are added to it. If ``keys`` is None, the
-        cache already has all keys and values, and stays as it is.
+        A cache has the keys and values of earlier calls, after ``PositionMethod.transform_qkv`` if ``keys`` have their
+        own positions (``site.new_key_positions``), otherwise as they are before it. The new ones are added to it. If
+        ``keys`` is None, the cache already has all keys and values, and stays as it is.
         """
         site = replace(site, scale=self.scale)
         query = None if self.query is None else self._heads(self.query(queries))
@@ -104,7 +104,7 @@ class Attention(nn.Module):
             key = None if self.key is None else self._heads(self.key(keys))
             value = self._heads(self.value(keys))
         if query is not None:
-            if cache is not None and site.new_keys is None:
+            if cache is not None and site.new_key_positions is None:
                 key, value = cache.update(key, value, site.layer)
                 cache = None
             if self.segments is not None and site.query_segments is not None:
@@ -225,7 +225,7 @@ class Layer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden: Tensor,
-        position: Position,
+        position: PositionMethod,
         site: Site,
         memory: Tensor | None = None,
         with_weights: bool = False,
@@ -240,7 +240,7 @@ class Layer(GradientCheckpointingLayer):
     def _attend(
         self,
         hidden: Tensor,
-        position: Position,
+        position: PositionMethod,
         site: Site,
         memory: Tensor | None = None,
         cache: Cache | None = None,

@@ -65,14 +65,14 @@ class Pooling:
             first, second = self._pairs(mask)
             mask = first | second if self.mask == "any" else first & second
         positions: PositionsLike
-        if documents is not None and site.end is not None:
+        if documents is not None and site.position_stop is not None:
             # The encoder counted these positions itself; without a known end, the caller passed them.
             positions, least = documents.pooled.positions, documents.pooled.least
         else:
-            positions, least = self._positions(site.keys, documents), 0
+            positions, least = self._positions(site.key_positions, documents), 0
         ids = None if documents is None else documents.pooled.ids
-        more = {"key_mask": mask, "causal": site.causal, "end": site.end, "least": least}
-        return Site.within(positions, documents=ids, segments=segments, starts=starts, **more)
+        more = {"key_mask": mask, "causal": site.causal, "position_stop": site.position_stop, "min_position": least}
+        return Site.self_attention(positions, documents=ids, segments=segments, starts=starts, **more)
 
     def _positions(self, positions: PositionsLike, documents: PackedDocuments | None) -> PositionsLike:
         if isinstance(positions, Positions):

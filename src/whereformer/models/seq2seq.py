@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from ..errors import InputError
 from ..kernels import Positions
-from ..positions import Position, Site
+from ..positions import PositionMethod, Site
 from ..positions.none import NoPosition
 from .checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
@@ -32,7 +32,7 @@ class DecoderLayer(Layer):
     def forward(  # type: ignore[override]
         self,
         hidden: Tensor,
-        position: Position,
+        position: PositionMethod,
         site: Site,
         source: Tensor | None,
         no_position: NoPosition,
@@ -66,7 +66,7 @@ class _Stack(nn.Module):
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         kind = DecoderLayer if causal else Layer
-        self.layers = nn.ModuleList(kind(config, content=self.position.content) for _ in range(layers))
+        self.layers = nn.ModuleList(kind(config, content=self.position.uses_query_key) for _ in range(layers))
 
     def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
         """Return the hidden states, embeddings first, and what each layer returns beside them.
@@ -77,8 +77,8 @@ class _Stack(nn.Module):
             more: what the layers get behind the site.
         """
         if may_share(self.layers):
-            site = self.position.share(site)
-        hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.queries))
+            site = self.position.with_shared(site)
+        hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.query_positions))
         states, weights = [hidden], []
         for number, layer in enumerate(self.layers):
             hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
@@ -151,7 +151,7 @@ class Seq2SeqDecoder(_Stack):
         is_cached = caches[1] is not None and caches[1].get_seq_length() > 0
         # A method that reads keys needs those in the cache as they are, and rotates them all.
         of_new = None if cache is None or self.position.reads_keys else new
-        site = Site(new, every, key_mask=key_mask, causal=True, new_keys=of_new)
+        site = Site(new, every, key_mask=key_mask, causal=True, new_key_positions=of_new)
         return self.run(words, site, None if is_cached else source, self.no_position, cross, caches, with_weights)
 
 
@@ -189,7 +189,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         """Draw projections Glorot uniform (as tensor2tensor and fairseq), embeddings from N(0, 1 / hidden_size)."""
-        if isinstance(module, Position):
+        if isinstance(module, PositionMethod):
             module.reset_parameters()
         elif isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

@@ -11,29 +11,29 @@ from importlib import import_module
 from typing import Any
 
 from ..errors import InputError, meant, shown
-from .base import ModelShape, OffsetFunction, Position, PositionRangeError, check_value
-from .joined import Joined
+from .base import ModelShape, OffsetFunction, PositionMethod, PositionRangeError, check_value
+from .composite import CompositeMethod
 from .site import Site
 
 __all__ = [
-    "Joined",
+    "CompositeMethod",
     "ModelShape",
     "OffsetFunction",
-    "Position",
+    "PositionMethod",
     "PositionRangeError",
     "Site",
     "build_position",
+    "canonical_name",
     "check_name",
+    "component_names",
     "describe",
     "layer_pattern",
     "method_class",
-    "method_names",
-    "own_name",
     "position_names",
     "register",
 ]
 
-METHODS: dict[str, str | type[Position]] = {
+METHODS: dict[str, str | type[PositionMethod]] = {
     "none": "none:NoPosition",
     "sinusoidal": "sinusoidal:Sinusoidal",
     "learned": "learned:Learned",
@@ -74,7 +74,7 @@ def position_names(pattern: str | None = None) -> list[str]:
     return [name for name in METHODS if pattern is None or any(fnmatchcase(each, pattern) for each in names[name])]
 
 
-def own_name(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Return the name of a method, or of several joined by "+" and "/", with the registry's names in place of aliases.
 
     A pattern whose places are all the same is that method in all layers.
@@ -93,12 +93,12 @@ def layer_pattern(name: str) -> list[list[str]]:
     return [[ALIASES.get(part, part) for part in parts] for parts in places]
 
 
-def method_names(name: str) -> list[str]:
+def component_names(name: str) -> list[str]:
     """Return the distinct methods that a name joins by "+" and "/", in order, by the registry's names."""
     return list(dict.fromkeys(part for parts in layer_pattern(name) for part in parts))
 
 
-def register(name: str, method: type[Position]) -> None:
+def register(name: str, method: type[PositionMethod]) -> None:
     """Make ``method`` available under ``name`` in this process: in models, in studies and in ``a+b`` compositions.
 
     A class of the same module and qualified name, as of a notebook's cell that runs again, replaces the first one.
@@ -106,12 +106,12 @@ def register(name: str, method: type[Position]) -> None:
 
     Raises:
         ValueError: if the name is taken, or contains "+", "/", "," or a blank.
-        TypeError: if ``method`` is not a subclass of :class:`Position`.
+        TypeError: if ``method`` is not a subclass of :class:`PositionMethod`.
     """
     if not name or any(mark in name for mark in "+/, "):
         raise InputError("name", f"expected a word without '+', '/', ',' or blanks, got {name!r}")
-    if not (isinstance(method, type) and issubclass(method, Position)):
-        raise TypeError(f"method: expected a subclass of Position, got {getattr(method, '__name__', method)}")
+    if not (isinstance(method, type) and issubclass(method, PositionMethod)):
+        raise TypeError(f"method: expected a subclass of PositionMethod, got {getattr(method, '__name__', method)}")
     first = METHODS.get(ALIASES.get(name, name))
     names = [(getattr(each, "__module__", ""), getattr(each, "__qualname__", "")) for each in (first, method)]
     # A function may make several classes of one name.
@@ -120,7 +120,9 @@ def register(name: str, method: type[Position]) -> None:
     METHODS[name] = method
 
 
-def build_position(name: str | type[Position], *, hidden_size: int, num_heads: int, **options: Any) -> Position:
+def build_position(
+    name: str | type[PositionMethod], *, hidden_size: int, num_heads: int, **options: Any
+) -> PositionMethod:
     """Build a position method, several joined by "+", or different ones by layer.
 
     Args:
@@ -141,7 +143,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
             - ``embedding_size``: width at the input; hidden_size by default.
             - ``initializer_range``: standard deviation of the model's fresh weights, which learned and tupe follow;
               0.02 by default.
-            - ``passes``: the index of the distinct layer behind each of ``num_layers``; by default all are distinct.
+            - ``layer_of_pass``: for each of ``num_layers``, the index of its layer; by default all are distinct.
             - ``separate_cls``: whether the first token is [CLS], which pooling leaves alone; False by default.
 
     Raises:
@@ -151,17 +153,17 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     sizes = {option: options.pop(option) for option in _SIZES & options.keys()}
     model = ModelShape(hidden_size=hidden_size, num_heads=num_heads, **sizes)
     if isinstance(name, type):
-        if not issubclass(name, Position):
-            raise InputError("position", f"expected a method's name or a class of Position, got {name.__name__}")
+        if not issubclass(name, PositionMethod):
+            raise InputError("position", f"expected a method's name or a class of PositionMethod, got {name.__name__}")
         named, places = {name.__name__: name}, [[name.__name__]]
     else:
         check_name(name)
         places = layer_pattern(name)
         named = {part: method_class(part) for parts in places for part in parts}
     given = _sort_options(name if isinstance(name, str) else name.__name__, named, options)
-    asked = {option: value for method in named.values() for option, value in method.asks_of_others.items()}
+    asked = {option: value for method in named.values() for option, value in method.options_for_others.items()}
 
-    def build(part: str, model: ModelShape) -> Position:
+    def build(part: str, model: ModelShape) -> PositionMethod:
         method = named[part]
         own = {option: value for option, value in asked.items() if option in _options(method)} | given[part]
         _check_options(method, own)
@@ -170,7 +172,7 @@ def build_position(name: str | type[Position], *, hidden_size: int, num_heads: i
     used = dict.fromkeys(part for parts in places[: model.num_layers] for part in parts)
     if len(used) == 1:
         return build(next(iter(used)), model)
-    return Joined(model, {part: partial(build, part) for part in used}, places)
+    return CompositeMethod(model, {part: partial(build, part) for part in used}, places)
 
 
 def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
@@ -186,21 +188,21 @@ def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
     for parts in places:
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
-    for part in filter(_embeds, method_names(name)):
+    for part in filter(_embeds, component_names(name)):
         if not all(part in parts for parts in places):
             reason = "acts on the embeddings, below all layers, so it must stand at every place of"
             raise InputError("position", f"{part} {reason} {name!r}")
     if options:
-        named = {part: method_class(part) for part in method_names(name)}
+        named = {part: method_class(part) for part in component_names(name)}
         for part, own in _sort_options(name, named, options).items():
             _check_options(named[part], own)
 
 
 def _embeds(name: str) -> bool:
-    return method_class(name).embed is not Position.embed
+    return method_class(name).embed is not PositionMethod.embed
 
 
-def method_class(name: str) -> type[Position]:
+def method_class(name: str) -> type[PositionMethod]:
     """Return the class of a method, whose attributes are facts about it.
 
     Raises:
@@ -218,7 +220,7 @@ def method_class(name: str) -> type[Position]:
         module, _, attribute = entry.partition(":")
         entry = getattr(import_module(f"{__name__}.{module}"), attribute)
         assert isinstance(entry, type)
-        assert issubclass(entry, Position)
+        assert issubclass(entry, PositionMethod)
     return entry
 
 
@@ -229,7 +231,7 @@ def describe(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _sort_options(
-    name: str, methods: Mapping[str, type[Position]], options: Mapping[str, Any]
+    name: str, methods: Mapping[str, type[PositionMethod]], options: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
     """Return the options of each method: those that it has, and after them those that are given for it alone.
 
@@ -260,7 +262,7 @@ def _sort_options(
     return found
 
 
-def _options(method: type[Position]) -> dict[str, Any]:
+def _options(method: type[PositionMethod]) -> dict[str, Any]:
     """Return a method's options and their defaults, sorted by name."""
     parameters = inspect.signature(method.__init__).parameters
     return {
@@ -270,7 +272,7 @@ def _options(method: type[Position]) -> dict[str, Any]:
     }
 
 
-def _check_options(method: type[Position], given: Mapping[str, Any]) -> None:
+def _check_options(method: type[PositionMethod], given: Mapping[str, Any]) -> None:
     """Check the options of a method by its signature, since config.json, which is untrusted, may give them.
 
     Raises:

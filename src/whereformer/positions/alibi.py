@@ -29,7 +29,7 @@ class Alibi(OffsetFunction):
     """
 
     paper, year = "Press et al.", 2022
-    one_curve = True
+    shares_curve = True
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)

@@ -98,8 +98,8 @@ class ModelShape:
         head_dim: width of one head; None: hidden_size / num_heads.
         embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size); None: hidden_size.
         initializer_range: standard deviation of the model's own fresh weights, for methods that follow it.
-        passes: the index of the distinct layer behind each of the ``num_layers``, for methods whose parameters are
-            shared where the layers are; None: every pass runs a layer of its own.
+        layer_of_pass: for each of the ``num_layers``, the index of its distinct layer, for methods whose parameters
+            are shared where the layers are. If None, all layers are distinct.
         separate_cls: whether the first token is [CLS], which pooling leaves alone.
 
     What is None is filled in at once; ``dataclasses.replace`` keeps it.
@@ -116,7 +116,7 @@ class ModelShape:
     head_dim: int = None  # type: ignore[assignment]  # filled in below, as the two others
     embedding_size: int = None  # type: ignore[assignment]
     initializer_range: float = 0.02
-    passes: tuple[int, ...] = None  # type: ignore[assignment]
+    layer_of_pass: tuple[int, ...] = None  # type: ignore[assignment]
     separate_cls: bool = False
 
     def __post_init__(self) -> None:
@@ -131,11 +131,19 @@ class ModelShape:
             raise InputError("initializer_range", f"expected a positive number, got {self.initializer_range}")
         if self.head_dim is None and self.hidden_size % self.num_heads:
             raise InputError("num_heads", f"{self.num_heads} heads do not divide hidden_size {self.hidden_size}")
-        passes: Any = range(self.num_layers) if self.passes is None else self.passes
-        whole = isinstance(passes, range | list | tuple) and all(isinstance(layer, Integral) for layer in passes)
-        if not whole or len(passes) != self.num_layers or min(passes) < 0:
-            raise InputError("passes", f"expected a number for each of {self.num_layers} layers, got {shown(passes)}")
-        filled = {"head_dim": self.head_dim or self.hidden_size // self.num_heads, "passes": tuple(passes)}
+        layer_of_pass: Any = range(self.num_layers) if self.layer_of_pass is None else self.layer_of_pass
+        whole = isinstance(layer_of_pass, range | list | tuple) and all(
+            isinstance(layer, Integral) for layer in layer_of_pass
+        )
+        if not whole or len(layer_of_pass) != self.num_layers or min(layer_of_pass) < 0:
+            raise InputError(
+                "layer_of_pass",
+                f"expected a number for each of {self.num_layers} layers, got {shown(layer_of_pass)}",
+            )
+        filled = {
+            "head_dim": self.head_dim or self.hidden_size // self.num_heads,
+            "layer_of_pass": tuple(layer_of_pass),
+        }
         for name, value in {**filled, "embedding_size": self.embedding_size or self.hidden_size}.items():
             object.__setattr__(self, name, value)  # it is frozen
 
@@ -147,7 +155,7 @@ _OF_SITE = {
 
 _HOOKS = {
     "embed": ("embeddings",),
-    "rotate": ("queries", "keys"),
+    "transform_qkv": ("queries", "keys"),
     "terms": ("scores",),
     "content_terms": ("scores",),
 }
@@ -157,11 +165,11 @@ ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
 """All that a method may act on."""
 
 
-class Position(nn.Module):
+class PositionMethod(nn.Module):
     """Base of all position methods.
 
     Models call :meth:`embed` once, and :meth:`attend` in place of ``whereformer.attention`` in every layer. A method
-    overrides the hooks it needs: ``embed``, ``rotate``, ``terms`` and ``content_terms``. ``site.layer`` counts
+    overrides the hooks it needs: ``embed``, ``transform_qkv``, ``terms`` and ``content_terms``. ``site.layer`` counts
     attention layers from 0, a shared layer once per pass, so a method can have parameters of its own in every layer
     even where the layers share theirs.
 
@@ -178,49 +186,51 @@ class Position(nn.Module):
     """The year of the paper."""
 
     acts_on: frozenset[str] = frozenset()
-    """What the method changes: any of ``ACTS_ON``. By default the overridden hooks tell: ``embed`` acts on
-    "embeddings", ``rotate`` on "queries" and "keys", terms on "scores". For "embeddings", a model has to call ``embed``
-    below layer 0; for everything else, it calls ``attend``."""
+    """What the method changes: any of ``ACTS_ON``. By default, the overridden hooks decide: ``embed`` acts on
+    "embeddings", ``transform_qkv`` on "queries" and "keys", and terms act on "scores". For "embeddings", a model has to
+    call ``embed`` below layer 0; for everything else, it calls ``attend``."""
 
     extrapolates: bool = True
     """Whether positions of ``max_length`` and above have a meaning. If not, they raise a PositionRangeError."""
 
-    fractional: bool = True
+    accepts_fractional: bool = True
     """Whether positions may be fractional. If not, they raise a TypeError."""
 
     shift_invariant: bool = False
     """Whether the same number added to all positions changes nothing. It is False where an option gives [CLS], the
     token at position 0, a meaning of its own."""
 
-    axes: int | None = None
+    num_axes: int | None = None
     """The axes of positions (batch, n, axes) that the method takes besides (n,) and (batch, n); None: it takes none."""
 
-    content: bool = True
+    uses_query_key: bool = True
     """Whether scores include query . key. It is False for a Synthesizer that replaces them."""
 
-    needs_content: bool = False
+    needs_query_key: bool = False
     """Whether the method acts on query or key. Such a method can't be joined with one that replaces their product."""
 
     others_change_query: bool = False
-    """Whether a method that this one is joined with changes the query after ``content_terms``. ``Joined`` sets it."""
+    """Whether a method that this one is joined with changes the query after ``content_terms``. ``CompositeMethod`` sets
+    it."""
 
     reads_keys: bool = False
     """Whether ``content_terms`` reads the keys. A key-value cache then holds keys and values as they are before
-    ``rotate``, so that the method gets all of them."""
+    ``transform_qkv``, so that the method gets all of them."""
 
     rotates_any_heads: bool = False
-    """Whether ``rotate`` accepts keys and values with fewer heads than the query. If not, they are repeated first."""
+    """Whether ``transform_qkv`` accepts keys and values with fewer heads than the query. If not, they are repeated
+    first."""
 
     one_sided: bool = False
     """Whether it knows nothing of keys to the right, because it was built for causal attention."""
 
     scales_query: bool = False
-    """Whether ``rotate`` multiplies the query by a ``query_factor``."""
+    """Whether ``transform_qkv`` multiplies the query by a ``query_factor``."""
 
     embedding_scale: float = 1.0
     """What token embeddings are multiplied by before ``embed``."""
 
-    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    options_for_others: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Options for the methods that this one is joined with, where they have them."""
 
     _like: Tensor
@@ -249,7 +259,7 @@ class Position(nn.Module):
 
     def acts_in_attention(self, layer: int | None = None) -> bool:
         """Whether the method does anything in :meth:`attend`, in any layer or in one."""
-        return any(method.acts_on - {"embeddings"} for method in self.methods(layer))
+        return any(method.acts_on - {"embeddings"} for method in self.components(layer))
 
     @shows_options(attention, without=_OF_SITE)
     def attend(
@@ -291,7 +301,7 @@ class Position(nn.Module):
         """
         if site.causal is False and self.model.causal:
             raise InputError("causal", "the method was built with causal=True, got False")
-        if site.causal and not self.model.causal and any(each.scales_query for each in self.methods()):
+        if site.causal and not self.model.causal and any(each.scales_query for each in self.components()):
             raise InputError("causal", "the method counts keys on both sides; give build_position causal=True")
         if not self._embedded and not torch.compiler.is_compiling():
             self._tell_of_embeddings()
@@ -312,33 +322,39 @@ class Position(nn.Module):
 
         Call :func:`whereformer.attention` with the result, with ``causal=True`` if the method was built so. Keys and
         values may have fewer heads than queries; they are repeated for methods that act on them. If keys of earlier
-        calls are in a cache, ``key`` and ``value`` are the new ones, at ``site.new_keys``. A method that
+        calls are in a cache, ``key`` and ``value`` are the new ones, at ``site.new_key_positions``. A method that
         ``reads_keys`` needs all keys, as they are before this call.
 
         Returns:
             Query, key and value for attention, and the terms. Query and key are None if the method replaces them.
         """
         batch, n_q = hidden.shape[:2]
-        self.check_axes("site.queries", site.queries, (batch, n_q))
-        self.check_axes("site.keys", site.keys, (batch, value.shape[2]) if site.new_keys is None else None)
+        self.check_axes("site.query_positions", site.query_positions, (batch, n_q))
+        self.check_axes(
+            "site.key_positions",
+            site.key_positions,
+            (batch, value.shape[2]) if site.new_key_positions is None else None,
+        )
         self.check_layer(site.layer, "site.layer")
-        if query is None and self.content and self.needs_content:
+        if query is None and self.uses_query_key and self.needs_query_key:
             raise InputError("query", f"{type(self).__name__} acts on query and key: expected tensors, got None")
-        if site.new_keys is not None and self.reads_keys:
+        if site.new_key_positions is not None and self.reads_keys:
             name = type(self).__name__
-            raise InputError("site.new_keys", f"{name} reads all keys: cache them as they are, and act on all of them")
+            raise InputError(
+                "site.new_key_positions", f"{name} reads all keys: cache them as they are, and act on all of them"
+            )
         query, key, value = self._with_heads(query, key, value, site.layer)
         terms = self.terms(hidden, site)
-        if not self.content or query is None or key is None:
+        if not self.uses_query_key or query is None or key is None:
             return None, None, value, terms
         terms += self.content_terms(query, key, site)
-        return (*self.rotate(query, key, value, site), terms)
+        return (*self.transform_qkv(query, key, value, site), terms)
 
     def _with_heads(
         self, query: Tensor | None, key: Tensor | None, value: Tensor, layer: int
     ) -> tuple[Tensor | None, Tensor | None, Tensor]:
         """Check the heads, and repeat those of keys and values if the method acts on them."""
-        methods = self.methods(layer)
+        methods = self.components(layer)
         if not self.acts_in_attention(layer):
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
@@ -349,10 +365,11 @@ class Position(nn.Module):
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
         needs_all_heads = [
-            method.reads_keys or (type(method).rotate is not Position.rotate and not method.rotates_any_heads)
+            method.reads_keys
+            or (type(method).transform_qkv is not PositionMethod.transform_qkv and not method.rotates_any_heads)
             for method in methods
         ]
-        if self.content and not any(needs_all_heads):
+        if self.uses_query_key and not any(needs_all_heads):
             return query, key, value
         groups = heads // value.shape[1]
         repeated = None if key is None else key.repeat_interleave(groups, 1)
@@ -361,18 +378,18 @@ class Position(nn.Module):
     def _tell_of_embeddings(self) -> None:
         self._embedded = True
         if "embeddings" in self.acts_on:
-            names = [type(method).__name__ for method in self.methods() if "embeddings" in method.acts_on]
+            names = [type(method).__name__ for method in self.components() if "embeddings" in method.acts_on]
             warnings.warn(
                 f"{' and '.join(names)} acts on embeddings, and its embed has not been called: below the first layer, "
                 "hidden = position.embed(hidden, positions)",
                 stacklevel=3,
             )
 
-    def methods(self, layer: int | None = None) -> tuple[Position, ...]:
+    def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
         """The methods that this one is made of, or those that act in one layer: itself, unless it joins others."""
         return (self,)
 
-    def offsets_suffice(self) -> bool:
+    def depends_on_offsets_only(self) -> bool:
         """Whether attention depends on offsets alone, so that packed texts may have their row's positions."""
         return self.shift_invariant or not self.acts_in_attention()
 
@@ -398,9 +415,11 @@ class Position(nn.Module):
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             wanted = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {wanted}, got {tuple(positions.shape)}")
-        for method in self.methods():
-            if method.acts_on and method.axes != positions.shape[2]:
-                takes = "takes positions (n,) or (batch, n)" + (f" or (batch, n, {method.axes})" if method.axes else "")
+        for method in self.components():
+            if method.acts_on and method.num_axes != positions.shape[2]:
+                takes = "takes positions (n,) or (batch, n)" + (
+                    f" or (batch, n, {method.num_axes})" if method.num_axes else ""
+                )
                 hint = "; rope takes several axes with its option sections"
                 raise InputError(name, f"{type(method).__name__} {takes}, got {tuple(positions.shape)}{hint}")
 
@@ -432,25 +451,25 @@ class Position(nn.Module):
         """
         return None
 
-    def prepare_for(self, site: Site) -> Any:
+    def compute_shared(self, site: Site) -> Any:
         """Compute what all layers with a site's positions have in common; the hooks below find it in ``site.shared``.
 
         A model calls this for every pair of sequences in a forward (a funnel has several). The site has no layer.
         """
         return None
 
-    def share(self, site: Site) -> Site:
+    def with_shared(self, site: Site) -> Site:
         """Return a site with what all of its layers share.
 
         It is computed once there, the tables of all layers at once, and otherwise by each layer for itself.
         """
-        return replace(site, shared=self.prepare_for(site))
+        return replace(site, shared=self.compute_shared(site))
 
-    def shared_at(self, site: Site) -> Any:
-        """Return what :meth:`prepare_for` computes for a site: ``site.shared`` if it is there."""
-        return self.prepare_for(site) if site.shared is None else site.shared
+    def get_shared(self, site: Site) -> Any:
+        """Return what :meth:`compute_shared` computes for a site: ``site.shared`` if it is there."""
+        return self.compute_shared(site) if site.shared is None else site.shared
 
-    def rotate(
+    def transform_qkv(
         self,
         query: Float[Tensor, "batch heads n_q head_dim"],
         key: Float[Tensor, "batch key_heads n_k head_dim"],
@@ -471,19 +490,20 @@ class Position(nn.Module):
     def content_terms(
         self, query: Float[Tensor, "batch heads n_q head_dim"], key: Float[Tensor, "batch _ _ head_dim"], site: Site
     ) -> tuple[Term, ...]:
-        """More terms, which depend on the projected query (batch, heads, n_q, head_dim) or key, before ``rotate``.
+        """Return terms that depend on the projected query (batch, heads, n_q, head_dim) or key.
 
-        After a key-value cache, ``key`` holds the new keys only unless the method sets ``reads_keys``.
+        They are the query and key before ``transform_qkv``. After a key-value cache, ``key`` holds only the new keys,
+        unless the method sets ``reads_keys``.
         """
         return ()
 
     def query_factor(
         self, query: Float[Tensor, "batch heads n_q head_dim"], site: Site
     ) -> Float[Tensor, "#batch #heads n_q 1"]:
-        """What ``rotate`` multiplies the query by if the method ``scales_query``, (1 or batch, 1 or heads, n_q, 1).
+        """Return the factor that ``transform_qkv`` multiplies the query by, (1 or batch, 1 or heads, n_q, 1).
 
-        Methods that are joined with this one get the query with this factor in ``content_terms``, so that all products
-        with the query have it.
+        Only a method that ``scales_query`` has one. Methods that are joined with this one receive the query with this
+        factor in ``content_terms``, so that all products with the query have it.
         """
         raise NotImplementedError
 
@@ -511,7 +531,7 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return a method's ``embed`` with a note that it has been called."""
 
     @functools.wraps(embed)
-    def noted(self: Position, hidden: Tensor, positions: PositionsLike) -> Tensor:
+    def noted(self: PositionMethod, hidden: Tensor, positions: PositionsLike) -> Tensor:
         if not torch.compiler.is_compiling():
             self._embedded = True
         self.check_axes("positions", positions)
@@ -520,39 +540,39 @@ def _noted(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return noted
 
 
-class OffsetFunction(Position):
+class OffsetFunction(PositionMethod):
     """A method whose whole effect on a score is one number per head and offset: its ``curve``."""
 
     shift_invariant = True
 
-    one_curve: bool = False
+    shares_curve: bool = False
     """Whether all layers have the same curve. They then share its terms."""
 
     def reach(self, *, layer: int = 0) -> int | None:
         """An absolute offset beyond which the curve is constant in each direction; None if it never settles."""
         return None
 
-    def reaches(self) -> Sequence[int | None]:
+    def reach_per_layer(self) -> Sequence[int | None]:
         """The reach of every layer. A method that can computes all of them at once."""
         return [self.reach(layer=layer) for layer in range(self.model.num_layers)]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
-    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+    def curve_per_layer(self, offsets: Tensor) -> Sequence[Tensor]:
         """The curve of every layer, (heads, offsets) each. A method that can computes all of them at once."""
         return [self.curve(offsets, layer=layer) for layer in range(self.model.num_layers)]
 
-    def prepare_for(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
+    def compute_shared(self, site: Site) -> Sequence[tuple[Term, ...]] | None:
         """The terms of every layer; None if each pair of tokens has a number of its own, which takes much memory."""
-        if self.one_curve:
+        if self.shares_curve:
             return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
-        spans = [site_span(site, reach) for reach in self.reaches()]
+        spans = [site_span(site, reach) for reach in self.reach_per_layer()]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
         first, end = min(low for low, _ in known), max(high for _, high in known) + 1
-        curves = self.curves(torch.arange(first, end, device=self._like.device))
+        curves = self.curve_per_layer(torch.arange(first, end, device=self._like.device))
         return [
             (OffsetBias(curve if (low, high + 1) == (first, end) else curve[:, low - first : high + 1 - first], low),)
             for curve, (low, high) in zip(curves, known, strict=True)
@@ -574,9 +594,9 @@ class OffsetFunction(Position):
             first, last = span
             return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
         # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
-        query_values, key_values = (position_values(at, device) for at in (site.queries, site.keys))
+        query_values, key_values = (position_values(at, device) for at in (site.query_positions, site.key_positions))
         offsets = offsets_between(query_values, key_values)
-        if offsets.is_floating_point() and not self.fractional:
+        if offsets.is_floating_point() and not self.accepts_fractional:
             raise TypeError(f"{type(self).__name__}: needs whole positions, got fractional ones")
         scores = self.curve(offsets, layer=site.layer)
         return (DenseBias(scores.transpose(0, 1) if offsets.dim() == 3 else scores.unsqueeze(0)),)
@@ -604,9 +624,9 @@ def offset_span(
 
 def site_span(site: Site, reach: int | None) -> tuple[int, int] | None:
     """The first and last offset that a table for a site must cover, as :func:`offset_span` and by its bounds."""
-    furthest = None if site.end is None else max(site.end - 1 - site.least, 0)
+    furthest = None if site.position_stop is None else max(site.position_stop - 1 - site.min_position, 0)
     known = [bound for bound in (reach, furthest) if bound is not None]
-    return offset_span(site.queries, site.keys, min(known, default=None))
+    return offset_span(site.query_positions, site.key_positions, min(known, default=None))
 
 
 def as_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
@@ -678,7 +698,7 @@ def out_of_range(name: str, rows: int, position: int) -> PositionRangeError:
 
 def position_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return a model's parameters of position by name: those of its methods, and the sinks of its attention."""
-    methods = [module for module in model.modules() if isinstance(module, Position)]
+    methods = [module for module in model.modules() if isinstance(module, PositionMethod)]
     own = {id(parameter) for method in methods for parameter in method.parameters()}
     return {
         name: parameter

@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, Position, check_least, offset_span
+from .base import ModelShape, PositionMethod, check_least, offset_span
 from .site import Site
 
 
@@ -42,7 +42,7 @@ class Rows(NamedTuple):
     offsets: Tensor
 
 
-class Deberta(Position):
+class Deberta(PositionMethod):
     """Adds the query's product with a vector of the offset, and the key's with another one, to the scores.
 
     ``score_ij = (<q_i, k_j> + <q_i, K[r]> + <k_j, Q[r]>) / sqrt(3 head_dim)`` with the row r of the offset. K and Q are
@@ -69,9 +69,9 @@ class Deberta(Position):
 
     paper, year = "He et al.", 2021
     acts_on = frozenset({"scores"})
-    fractional = False
+    accepts_fractional = False
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
 
     def __init__(
@@ -95,7 +95,7 @@ class Deberta(Position):
         self.max_distance, self.num_buckets = max_distance, num_buckets
         self.rows = [table_row(offset, num_buckets, max_distance) for offset in range(-max_distance, max_distance + 1)]
         self.terms_and_content = 1 + c2p + p2c
-        layers, inner = max(model.passes) + 1, model.num_heads * model.head_dim
+        layers, inner = max(model.layer_of_pass) + 1, model.num_heads * model.head_dim
         span = max_distance if num_buckets is None else num_buckets
         self.table = nn.Parameter(torch.empty(2 * span, model.hidden_size))
         self.key_weight = nn.Parameter(torch.empty(layers, inner, model.hidden_size)) if c2p else None
@@ -110,24 +110,24 @@ class Deberta(Position):
         if self.query_bias is not None:
             nn.init.zeros_(self.query_bias)
 
-    def prepare_for(self, site: Site) -> Rows:
+    def compute_shared(self, site: Site) -> Rows:
         """Return the rows that these positions read.
 
         Raises:
             TypeError: for fractional positions.
         """
-        span = offset_span(site.queries, site.keys, self.max_distance)
+        span = offset_span(site.query_positions, site.key_positions, self.max_distance)
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
         first, last = span
         rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
         return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        rows: Rows = self.shared_at(site)
+        rows: Rows = self.get_shared(site)
         found: tuple[Term, ...] = ()
         if self.key_weight is not None:
             vectors = self._project(rows, site.layer, self.key_weight)
@@ -140,7 +140,7 @@ class Deberta(Position):
 
     def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Project the rows that occur for a layer, (heads, rows, head_dim)."""
-        own = self.model.passes[layer]
+        own = self.model.layer_of_pass[layer]
         projected = functional.linear(
             self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own]
         )

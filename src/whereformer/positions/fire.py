@@ -11,11 +11,11 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DenseBias, Term, offsets_between, position_values
-from .base import ModelShape, Position, as_offsets, check_least, float_dtype
+from .base import ModelShape, PositionMethod, as_offsets, check_least, float_dtype
 from .site import Site
 
 
-class Fire(Position):
+class Fire(PositionMethod):
     """Adds a small network's value at (log distance / log query position) to the scores, per head and layer.
 
     ``score_ij += mlp(log(|c offset| + 1) / (log(|c max(i, L)|  + 1) + eps))`` for the query at position i (eq. 19
@@ -65,8 +65,8 @@ class Fire(Position):
             nn.init.uniform_(parameter, -bound, bound)
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        query_values = position_values(site.queries, hidden.device)
-        offsets = offsets_between(query_values, position_values(site.keys, hidden.device))
+        query_values = position_values(site.query_positions, hidden.device)
+        offsets = offsets_between(query_values, position_values(site.key_positions, hidden.device))
         scores = self._scores(offsets, query_values.unsqueeze(-1), site.layer)  # (..., n_q, n_k, heads)
         return (DenseBias(scores.movedim(-1, -3) if offsets.dim() == 3 else scores.movedim(-1, 0).unsqueeze(0)),)
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, Position, check_choice, check_least, float_dtype, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -119,7 +119,7 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 
 
-class Floater(Position):
+class Floater(PositionMethod):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
     Each vector b starts at a trained b(0) and follows ``db/dt = [relu([b; t] W1 + c1); t] W2 + c2``, one network for
@@ -142,8 +142,8 @@ class Floater(Position):
 
     paper, year = "Liu et al.", 2020
     acts_on = frozenset({"queries", "keys", "values"})
-    fractional = False
-    needs_content = True
+    accepts_fractional = False
+    needs_query_key = True
 
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
@@ -172,16 +172,22 @@ class Floater(Position):
         run = _trajectory if torch.compiler.is_compiling() else integrate
         return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
 
-    def prepare_for(self, site: Site) -> Tensor:
+    def compute_shared(self, site: Site) -> Tensor:
         """Return the trajectory, as long as these positions need it."""
-        return self.trajectory(site.end or max(self._length(site.queries), self._length(site.rotated_keys)))
+        return self.trajectory(
+            site.position_stop or max(self._length(site.query_positions), self._length(site.transformed_key_positions))
+        )
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = self.shared_at(site)
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        vectors = self.get_shared(site)
         vectors = vectors[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(site.queries, vectors.shape[0], "floater", query.device, least=site.least)
-        key_rows = table_rows(site.rotated_keys, vectors.shape[0], "floater", key.device, least=site.least)
+        query_rows = table_rows(
+            site.query_positions, vectors.shape[0], "floater", query.device, least=site.min_position
+        )
+        key_rows = table_rows(
+            site.transformed_key_positions, vectors.shape[0], "floater", key.device, least=site.min_position
+        )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
             query + vectors[:, 0][query_rows].transpose(-2, -3),

@@ -8,12 +8,12 @@ from torch.nn import functional
 
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DistanceDecay, Term
-from .base import ModelShape, Position, float_dtype
-from .counting import sums_of_keys
+from .base import ModelShape, PositionMethod, float_dtype
 from .site import Site
+from .visible_keys import prefix_sums
 
 
-class Fox(Position):
+class Fox(PositionMethod):
     """Subtracts what the tokens between query and key let be forgotten: each has a gate per head.
 
     ``score_ij -= |c_i - c_j|`` with ``c_i = sum of log sigmoid(<g_h, k_t> + b_h)`` over the keys up to position i of
@@ -34,7 +34,7 @@ class Fox(Position):
 
     paper, year = "Lin et al.", 2025
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     reads_keys = True
 
     def __init__(self, model: ModelShape) -> None:
@@ -53,5 +53,5 @@ class Fox(Position):
         with without_autocast(key.device):
             weight, bias = (parameter[site.layer].to(dtype) for parameter in (self.weight, self.bias))
             gates = functional.linear(key.transpose(1, 2).flatten(2).to(dtype), weight, bias)
-            of_queries, of_keys = sums_of_keys(site, functional.logsigmoid(gates).mT)
+            of_queries, of_keys = prefix_sums(site, functional.logsigmoid(gates).mT)
         return (DistanceDecay(of_queries, of_keys),)

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.terms import OffsetKeys, Term
-from .base import ModelShape, Position, check_least, float_dtype, offset_span
-from .counting import visible_keys
+from .base import ModelShape, PositionMethod, check_least, float_dtype, offset_span
 from .logn import inkling_growth
 from .site import Site
+from .visible_keys import count_visible_keys
 
 
-class Inkling(Position):
+class Inkling(PositionMethod):
     """Adds a bias by distance that each token mixes from a few trained profiles, in every layer.
 
     ``score_ij += <r_i, profiles[:, i - j]>`` for ``0 <= i - j < extent``, and nothing beyond, with ``r_i = R x_i`` for
@@ -38,7 +38,7 @@ class Inkling(Position):
 
     paper, year = "Thinking Machines", 2026
     acts_on = frozenset({"scores"})
-    fractional = False
+    accepts_fractional = False
     shift_invariant = True
     rotates_any_heads = True
 
@@ -56,8 +56,8 @@ class Inkling(Position):
         check_least(0, alpha=alpha)
         self.rank, self.extent, self.log_scaling, self.alpha = rank, extent, log_scaling, alpha
         # Only a factor on the query needs one, and all keys to count.
-        self.needs_content = self.reads_keys = self.scales_query = log_scaling is not None
-        layers = max(model.passes) + 1
+        self.needs_query_key = self.reads_keys = self.scales_query = log_scaling is not None
+        layers = max(model.layer_of_pass) + 1
         distances = extent if model.causal else 2 * extent - 1
         self.one_sided = model.causal
         self.mix = nn.Parameter(torch.empty(layers, model.num_heads * rank, model.hidden_size))
@@ -68,13 +68,13 @@ class Inkling(Position):
         for parameter in (self.mix, self.profiles):
             nn.init.normal_(parameter, 0.0, self.model.initializer_range)
 
-    def prepare_for(self, site: Site) -> tuple[int, int]:
+    def compute_shared(self, site: Site) -> tuple[int, int]:
         """Return the first and the last offset of the tables.
 
         Raises:
             TypeError: for fractional positions.
         """
-        span = offset_span(site.queries, site.keys, self.extent)
+        span = offset_span(site.query_positions, site.key_positions, self.extent)
         if span is None:
             raise TypeError("inkling: needs whole positions, got fractional ones")
         return span
@@ -85,18 +85,18 @@ class Inkling(Position):
     def _growth(self, scaled: Tensor, site: Site) -> Tensor:
         """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the tensor that it will scale."""
         assert self.log_scaling is not None
-        n = visible_keys(site, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
+        n = count_visible_keys(site, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         if self.scales_query:
             query = (query * self.query_factor(query, site)).to(query.dtype)
         return query, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
-        first, last = self.shared_at(site)
-        own = self.model.passes[site.layer]
+        first, last = self.get_shared(site)
+        own = self.model.layer_of_pass[site.layer]
         factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
             factors = (factors * self._growth(factors, site)).to(factors.dtype)

@@ -48,7 +48,7 @@ class Kerple(OffsetFunction):
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         return self._penalty(offsets, self.r1[layer], self.r2[layer])
 
-    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+    def curve_per_layer(self, offsets: Tensor) -> Sequence[Tensor]:
         return self._penalty(offsets, self.r1, self.r2).unbind()
 
     def _penalty(self, offsets: Tensor | Sequence[float], *parameters: Tensor) -> Tensor:

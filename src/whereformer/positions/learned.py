@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.terms import PositionsLike
-from .base import ModelShape, Position, table_rows
+from .base import ModelShape, PositionMethod, table_rows
 
 
-class Learned(Position):
+class Learned(PositionMethod):
     """Adds one trained vector per position to the token embeddings.
 
     Shape:
@@ -21,7 +21,7 @@ class Learned(Position):
 
     paper, year = "Devlin et al.", 2019
     extrapolates = False
-    fractional = False
+    accepts_fractional = False
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import ModelShape, Position, check_choice, check_least, float_dtype
-from .counting import visible_keys
+from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype
 from .site import Site
+from .visible_keys import count_visible_keys
 
 KINDS = ("ssmax", "su", "llama4", "inkling")
 
 
-class Logn(Position):
+class Logn(PositionMethod):
     """Multiplies the query by a factor that grows with the logarithm of the number of keys that it sees.
 
     With n keys, softmax spreads its weight ever thinner as n grows; a larger product of query and key makes up for it.
@@ -51,10 +51,10 @@ class Logn(Position):
     paper, year = "Su 2021; Nakanishi", 2025
     acts_on = frozenset({"queries"})
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
     scales_query = True
-    # Not for their numbers: with a cache, ``rotate`` would otherwise be told of the new keys alone.
+    # Not for their numbers: with a cache, ``transform_qkv`` would otherwise be told of the new keys alone.
     reads_keys = True
 
     def __init__(
@@ -77,7 +77,7 @@ class Logn(Position):
             nn.init.constant_(self.s, 1 / math.log(max(self.model.max_length, 2)))
 
     def query_factor(self, query: Tensor, site: Site) -> Tensor:
-        n = visible_keys(site, causal=self.model.causal, device=query.device)
+        n = count_visible_keys(site, causal=self.model.causal, device=query.device)
         # A row without a key has no weights that a factor could change.
         n = n.clamp(min=1).to(float_dtype(query))[:, None, :, None]
         if self.s is not None:
@@ -89,7 +89,7 @@ class Logn(Position):
             return 1 + self.alpha * torch.log1p((n / self.train_length).floor())
         return inkling_growth(n, self.train_length, self.alpha)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         factor = self.query_factor(query, site)
         return (query * factor).to(query.dtype), key, value
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .base import Position
+from .base import PositionMethod
 
 
-class NoPosition(Position):
+class NoPosition(PositionMethod):
     """Tells the model nothing about order: the baseline that every method has to beat.
 
     Papers about causal models call it NoPE (no positional encoding), and ``nope`` is an alias of ``none``. A causal

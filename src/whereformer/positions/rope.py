@@ -11,7 +11,7 @@ from torch import Tensor
 from ..errors import InputError, shown
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position, check_choice, check_value
+from .base import ModelShape, PositionMethod, check_choice, check_value
 from .rope_scaling import Scaling
 from .site import Site
 
@@ -36,7 +36,7 @@ Turns: TypeAlias = dict[float, Turn]
 """The turn for each base."""
 
 
-class Rope(Position):
+class Rope(PositionMethod):
     """Rotates pairs of features of query and key by angles proportional to the position.
 
     Pair m turns by ``position * base ** (-2 m / rotary_dim)``, so that query . key depends on the offset alone. Only
@@ -66,7 +66,7 @@ class Rope(Position):
 
     paper, year = "Su et al.", 2021
     shift_invariant = True
-    needs_content = True
+    needs_query_key = True
     rotates_any_heads = True
 
     def __init__(
@@ -97,19 +97,21 @@ class Rope(Position):
         self.bases = tuple(map(float, bases[: model.num_layers]))
         self.rotary_dim, self.arrangement = rotary_dim, arrangement
         self.axis_of_pair = [] if sections is None else _axis_of_pair(sections, arrangement, rotary_dim // 2)
-        self.sections, self.axes = sections, None if sections is None else len(sections)
-        spectrum = rotary_dim // (self.axes or 1) if arrangement == "axial" else rotary_dim
+        self.sections, self.num_axes = sections, None if sections is None else len(sections)
+        spectrum = rotary_dim // (self.num_axes or 1) if arrangement == "axial" else rotary_dim
         self.scaling = Scaling(scaling, rotary_dim=spectrum, max_length=model.max_length)
         if self.scaling.type == "yarn" and min(self.bases) <= 1:
             raise InputError("base", f"expected more than 1 with yarn, got {min(self.bases)}")
 
-    def prepare_for(self, site: Site) -> tuple[Turns, Turns]:
+    def compute_shared(self, site: Site) -> tuple[Turns, Turns]:
         """Return the turns of queries and of keys."""
-        turns = self._turns(site.queries)
-        return turns, turns if site.rotated_keys is site.queries else self._turns(site.rotated_keys)
+        turns = self._turns(site.query_positions)
+        return turns, turns if site.transformed_key_positions is site.query_positions else self._turns(
+            site.transformed_key_positions
+        )
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.shared_at(site)
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+        query_turns, key_turns = self.get_shared(site)
         base = self.bases[site.layer % len(self.bases)]
         return rotated(query, query_turns[base], self.layout), rotated(key, key_turns[base], self.layout), value
 
@@ -133,7 +135,7 @@ def _axis_of_pair(sections: Any, arrangement: str, pairs: int) -> list[int]:
     for number in sections if isinstance(sections, list | tuple) else [None]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise InputError("sections", f"expected a list of whole numbers from 1 on, got {shown(sections)}")
-    axes = len(sections)
+    num_axes = len(sections)
     if sum(sections) != pairs:
         raise InputError("sections", f"expected {pairs} pairs together, half of rotary_dim, got {shown(sections)}")
     if arrangement == "axial" and len({*sections}) > 1:
@@ -142,8 +144,8 @@ def _axis_of_pair(sections: Any, arrangement: str, pairs: int) -> list[int]:
         return [axis for axis, number in enumerate(sections) for _ in range(number)]
     if max(sections) > sections[0]:
         raise InputError("sections", f"expected none above the first with 'interleaved', got {shown(sections)}")
-    chosen = [pair % axes if pair < axes * sections[pair % axes] else 0 for pair in range(pairs)]
-    if (found := [chosen.count(axis) for axis in range(axes)]) != list(sections):
+    chosen = [pair % num_axes if pair < num_axes * sections[pair % num_axes] else 0 for pair in range(pairs)]
+    if (found := [chosen.count(axis) for axis in range(num_axes)]) != list(sections):
         raise InputError("sections", f"in turns, {shown(sections)} would be {found}; the first axis needs more")
     return chosen
 

@@ -7,11 +7,11 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, Position, check_least
+from .base import ModelShape, PositionMethod, check_least
 from .site import Site
 
 
-class Shaw(Position):
+class Shaw(PositionMethod):
     """A trained vector per clipped offset, added to the keys and to the values that a query sees.
 
     ``score_ij = scale * <query_i, key_j + keys[r]>`` and ``out_i = sum_j weight_ij (value_j + values[r])`` with
@@ -33,7 +33,7 @@ class Shaw(Position):
 
     paper, year = "Shaw et al.", 2018
     acts_on = frozenset({"scores", "values"})
-    fractional = False
+    accepts_fractional = False
     shift_invariant = True
 
     def __init__(
@@ -44,7 +44,7 @@ class Shaw(Position):
         if not (keys or values):
             raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
-        self.needs_content = keys
+        self.needs_query_key = keys
         self.acts_on = frozenset(name for name, has in (("scores", keys), ("values", values)) if has)
         heads = (model.num_heads,) if per_head else ()
         size = (model.num_layers, *heads, 2 * clip + 1, model.head_dim)
@@ -58,7 +58,7 @@ class Shaw(Position):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def prepare_for(self, site: Site) -> list[tuple[Term, ...]]:
+    def compute_shared(self, site: Site) -> list[tuple[Term, ...]]:
         """Return the terms of every layer, whose tables are taken apart at once."""
         return self._terms_of(self.keys, self.values)
 

@@ -10,12 +10,12 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, Position, check_choice
+from .base import ModelShape, PositionMethod, check_choice
 
 LAYOUTS = ("interleaved", "blocks")
 
 
-class Sinusoidal(Position):
+class Sinusoidal(PositionMethod):
     """Adds a fixed vector of sines and cosines of the position to the (scaled) token embeddings.
 
     There are two layouts. Their frequencies differ, so no permutation turns one into the other; ``width`` is the
@@ -61,7 +61,7 @@ class Sinusoidal(Position):
         self.embedding_scale = math.sqrt(model.embedding_size)
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-        """Return the vectors in float64, as :meth:`Position.vectors` describes."""
+        """Return the vectors in float64, as :meth:`PositionMethod.vectors` describes."""
         width, half = self.model.embedding_size, self.model.embedding_size // 2
         ratio = math.log(self.max_timescale / self.min_timescale)
         # Angles in float64: in float32 their error grows with the position.

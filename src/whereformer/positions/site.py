@@ -1,4 +1,4 @@
-"""``Site``, where attention takes place: which tokens attend to which, in which layer, and what its layers share."""
+"""``Site``: one attention call's positions, masks and layer, and what its layers share."""
 
 from __future__ import annotations
 
@@ -13,32 +13,34 @@ from ..kernels.terms import PositionsLike
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """Where attention takes place: which tokens attend to which, in which layer, and what its layers share.
+    """One attention call's positions, masks and layer, and what its layers share.
 
     Args:
-        queries: positions of the tokens that attend: affine, (n,) or (batch, n); for rope with sections also
-            (batch, n, axes), beside which causality and windows count the tokens in their rows.
-        keys: positions of the tokens that they attend to.
-        layer: the attention layer's number, from 0; a shared layer counts once per pass.
-        shared: what :meth:`Position.prepare_for` returned for this site; None if the hooks have to compute it.
-        key_mask: (batch, n_k) bool, True = may be attended; None: all may.
-        causal: whether keys at positions after the query's are masked; None: if the method was built so.
+        query_positions: positions of the queries: affine, (n,) or (batch, n). For rope with sections they may also be
+            (batch, n, axes); causality and windows then use the index of each token in its row.
+        key_positions: positions of the keys, in the same forms.
+        layer: the index of the attention layer, from 0; a shared layer counts once per pass.
+        shared: the result of :meth:`PositionMethod.compute_shared` for this site. If None, each hook computes it.
+        key_mask: (batch, n_k) bool, True = may be attended. If None, all keys may be attended.
+        causal: whether keys at positions after the query's are masked. If None, the method decides, by the ``causal``
+            that it was built with.
         window: how far before and after itself a query attends, as for :func:`whereformer.attention`.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
-        query_documents, key_documents: (batch, n_q) and (batch, n_k), the documents of packed rows: a query sees the
-            keys of its own document. None: each row is one document.
-        query_segments, key_segments: (batch, n_q) and (batch, n_k) token types, for models whose scores depend on them.
-        query_starts, key_starts: (batch, n_q) and (batch, n_k), True = the first real token of its document, where
-            documents and segments ask for it.
-        new_keys: positions of the keys that ``rotate`` gets, if the others wait in a cache; None: all.
-        end: what no position reaches; None: not known of positions in tensors.
-        least: what no position is below, such as those of pooled [CLS].
-        dropped: the number of real tokens before the first key, (batch or 1, 1) or the same for all rows: a cache that
-            slides has dropped their keys. Methods that count keys count them.
+        query_documents, key_documents: (batch, n_q) and (batch, n_k), the document ids of packed rows: a query sees
+            only the keys of its own document. If None, each row is one document.
+        query_segments, key_segments: (batch, n_q) and (batch, n_k), token types, for models whose scores use them.
+        query_starts, key_starts: (batch, n_q) and (batch, n_k) bool, True = the first token of a document that is not
+            padding; needed where a model has both documents and segments.
+        new_key_positions: positions of the keys that ``transform_qkv`` receives, if a cache holds the keys before them.
+            If None, it receives all keys.
+        position_stop: a bound that all positions stay below. If None, no bound is known for positions in tensors.
+        min_position: a bound that no position is below: negative where pooling moves [CLS] to the left.
+        num_dropped_keys: the number of tokens, without padding, before the first key, (batch or 1, 1) or one number for
+            all rows. A sliding cache has dropped their keys, but methods that count keys still count them.
     """
 
-    queries: PositionsLike
-    keys: PositionsLike
+    query_positions: PositionsLike
+    key_positions: PositionsLike
     layer: int = 0
     shared: Any = None
     key_mask: Tensor | None = None
@@ -51,42 +53,45 @@ class Site:
     key_segments: Tensor | None = None
     query_starts: Tensor | None = None
     key_starts: Tensor | None = None
-    new_keys: PositionsLike | None = None
-    end: int | None = None
-    least: int = 0
-    dropped: Tensor | int = 0
+    new_key_positions: PositionsLike | None = None
+    position_stop: int | None = None
+    min_position: int = 0
+    num_dropped_keys: Tensor | int = 0
 
     @classmethod
-    def within(
+    def self_attention(
         cls,
-        at: PositionsLike,
+        positions: PositionsLike,
         *,
         documents: Tensor | None = None,
         segments: Tensor | None = None,
         starts: Tensor | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> Site:
-        """Return where tokens attend to one another: they are queries and keys; ``more`` are other fields."""
+        """Return the site of tokens that attend to one another; ``fields`` are other fields of the site."""
         queries: dict[str, Any] = {"query_documents": documents, "query_segments": segments, "query_starts": starts}
-        return cls(at, at, **queries, key_documents=documents, key_segments=segments, key_starts=starts, **more)
+        keys: dict[str, Any] = {"key_documents": documents, "key_segments": segments, "key_starts": starts}
+        return cls(positions, positions, **queries, **keys, **fields)
 
-    def with_keys_of(self, other: Site) -> Site:
-        """Return where these queries attend to the keys of another site."""
-        names = ("keys", "key_mask", "key_documents", "key_segments", "key_starts")
-        return replace(self, **{name: getattr(other, name) for name in names})
+    def with_keys_of(self, key_site: Site) -> Site:
+        """Return the site at which the queries of this site attend to the keys of ``key_site``."""
+        names = ("key_positions", "key_mask", "key_documents", "key_segments", "key_starts")
+        return replace(self, **{name: getattr(key_site, name) for name in names})
 
     @property
-    def rotated_keys(self) -> PositionsLike:
-        """Positions of the keys that ``rotate`` gets."""
-        return self.keys if self.new_keys is None else self.new_keys
+    def transformed_key_positions(self) -> PositionsLike:
+        """Positions of the keys that ``transform_qkv`` receives: the new ones if a cache holds the keys before them."""
+        return self.key_positions if self.new_key_positions is None else self.new_key_positions
 
     def options(self, query: Tensor | None) -> CallOptions:
-        """Return the site as keyword arguments of :func:`whereformer.attention`, which takes no scale without a
-        query."""
-        has_axes = any(isinstance(at, Tensor) and at.dim() == 3 for at in (self.queries, self.keys))
+        """Return the site as keyword arguments of :func:`whereformer.attention`; without a query there is no scale."""
+        has_axes = any(
+            isinstance(positions, Tensor) and positions.dim() == 3
+            for positions in (self.query_positions, self.key_positions)
+        )
         return {
-            "query_positions": None if has_axes else self.queries,
-            "key_positions": None if has_axes else self.keys,
+            "query_positions": None if has_axes else self.query_positions,
+            "key_positions": None if has_axes else self.key_positions,
             "key_mask": self.key_mask,
             "causal": bool(self.causal),
             "window": self.window,

@@ -10,13 +10,13 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, Position, check_choice, check_least, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_least, table_rows
 from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 
 
-class Synthesizer(Position):
+class Synthesizer(PositionMethod):
     """Scores that are trained (random) or computed from the query's token (dense), instead of query . key.
 
     Per head h, with x_i the layer's input at the query, absolute positions i and j, and n = max_length:
@@ -54,7 +54,7 @@ class Synthesizer(Position):
     rotates_any_heads = True
     acts_on = frozenset({"scores"})
     extrapolates = False
-    fractional = False
+    accepts_fractional = False
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Synthesizer(Position):
         self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
         self.near_size = n // self.far_size
         self.mode, self.tiling, self.rank = content, tiling, rank
-        self.content, self.needs_content = content != "none", content == "mix"
+        self.uses_query_key, self.needs_query_key = content != "none", content == "mix"
         self.weighted = len(self.variants) > 1 and mixture == "softmax"
         sizes = {name: size for part in self.variants for name, (size, _) in self._drawn(part).items()}
         self.tables = nn.ParameterDict({name: torch.empty(model.num_layers, *size) for name, size in sizes.items()})
@@ -119,7 +119,7 @@ class Synthesizer(Position):
         if self.alpha is not None:
             nn.init.zeros_(self.alpha)
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         if self.mode == "mix":
             share = self._shares(site.layer)[0]
             assert isinstance(share, Tensor)
@@ -128,8 +128,12 @@ class Synthesizer(Position):
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         n = self.model.max_length
-        rows = torch.atleast_2d(table_rows(site.queries, n, "synthesizer", hidden.device, least=site.least))
-        columns = torch.atleast_2d(table_rows(site.keys, n, "synthesizer", hidden.device, least=site.least))
+        rows = torch.atleast_2d(
+            table_rows(site.query_positions, n, "synthesizer", hidden.device, least=site.min_position)
+        )
+        columns = torch.atleast_2d(
+            table_rows(site.key_positions, n, "synthesizer", hidden.device, least=site.min_position)
+        )
         shares = self._shares(site.layer)[-len(self.variants) :]
         return tuple(
             self._term(variant, hidden, rows, columns, site.layer, share)

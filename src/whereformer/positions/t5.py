@@ -51,8 +51,8 @@ class T5(OffsetFunction):
     """
 
     paper, year = "Raffel et al.", 2020
-    fractional = False
-    one_curve = True
+    accepts_fractional = False
+    shares_curve = True
 
     def __init__(
         self, model: ModelShape, *, num_buckets: int = 32, max_distance: int = 128, reset_cls: bool = False
@@ -89,7 +89,9 @@ class T5(OffsetFunction):
 
     def terms_at(self, site: Site) -> tuple[Term, ...]:
         bias = super().terms_at(site)
-        empty = 0 in (position_values(at, self.weight.device).shape[-1] for at in (site.queries, site.keys))
+        empty = 0 in (
+            position_values(at, self.weight.device).shape[-1] for at in (site.query_positions, site.key_positions)
+        )
         return bias if empty or not self.reset_cls else (*bias, self._cls_correction(site))
 
     def _columns(self, offsets: Tensor) -> Tensor:
@@ -101,7 +103,9 @@ class T5(OffsetFunction):
         """Return the scores (rank two) that turn the bias of [CLS]'s row and column into that of its own two
         buckets."""
         device = self.weight.device
-        queries, keys = (torch.atleast_2d(position_values(at, device)) for at in (site.queries, site.keys))
+        queries, keys = (
+            torch.atleast_2d(position_values(at, device)) for at in (site.query_positions, site.key_positions)
+        )
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (queries, keys))
         first_query = _first(queries, site.query_documents, site.key_documents)
         first_key = _first(keys, site.key_documents, site.query_documents)

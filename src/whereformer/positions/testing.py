@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import Positions, PositionsLike, Term, attention
 from ..kernels.call import check_term
-from . import Position, PositionRangeError, Site, build_position, check_name
+from . import PositionMethod, PositionRangeError, Site, build_position, check_name
 from .base import OffsetFunction
 
 __all__ = ["check_position"]
@@ -32,11 +32,11 @@ _BFLOAT16_ERROR = 0.06
 _FAR_OFFSETS = (-1001, -517, -259, 0, 1, 259, 517, 1001)
 """Offsets of which bfloat16 rounds the far ones."""
 
-_Build: TypeAlias = Callable[..., Position]
+_Build: TypeAlias = Callable[..., PositionMethod]
 """What builds the method, with parameters that all matter, in float64 or the dtype that it gets."""
 
 
-def check_position(method: type[Position] | str, *, compiles: bool = False, **options: Any) -> None:
+def check_position(method: type[PositionMethod] | str, *, compiles: bool = False, **options: Any) -> None:
     """Check that a position method keeps the laws that attention, models and commands rely on.
 
     The method is built for a model of 4 layers of width 16 with 2 heads and ``max_length`` 24, and run by itself and in
@@ -58,7 +58,7 @@ def check_position(method: type[Position] | str, *, compiles: bool = False, **op
         check_name(method)
     name = method if isinstance(method, str) else method.__name__
 
-    def build(dtype: torch.dtype = torch.float64) -> Position:
+    def build(dtype: torch.dtype = torch.float64) -> PositionMethod:
         position = build_position(method, **sizes).to(dtype)
         spread(position)
         return position
@@ -75,7 +75,7 @@ def check_position(method: type[Position] | str, *, compiles: bool = False, **op
                 raise AssertionError(f"{name} breaks the law {title!r}: {kind}{said}") from error
 
 
-def spread(position: Position) -> None:
+def spread(position: PositionMethod) -> None:
     """Draw every parameter far from its initial value, between 0.3 and 1 with a random sign, so that it matters."""
     for parameter in position.parameters():
         sign = torch.randint(2, parameter.shape) * 2 - 1
@@ -88,7 +88,7 @@ _PROJECTIONS = torch.randn(3, WIDTH, WIDTH, generator=torch.Generator().manual_s
 
 
 def attend(
-    position: Position,
+    position: PositionMethod,
     words: Tensor,
     query_positions: PositionsLike | None = None,
     key_positions: PositionsLike | None = None,
@@ -123,7 +123,7 @@ def attend(
     ]
     query, key, value = projected
     of_site = {name: options.pop(name) for name in _OF_SITE & options.keys()}
-    site = position.share(Site(queries_at, keys_at, layer, **of_site))
+    site = position.with_shared(Site(queries_at, keys_at, layer, **of_site))
     out = position.attend(queries, query, key, value, site, **options)
     return out.transpose(1, 2).flatten(2)
 
@@ -141,14 +141,14 @@ def _tensors(terms: tuple[Term, ...]) -> list[Tensor]:
     return [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, Tensor)]
 
 
-def _hooks(position: Position, words: Tensor, heads: Tensor, site: Site) -> list[Tensor]:
+def _hooks(position: PositionMethod, words: Tensor, heads: Tensor, site: Site) -> list[Tensor]:
     """Return everything that a method's hooks return for a layer."""
     query, key, value = heads
-    found = [position.embed(words, site.keys)]
+    found = [position.embed(words, site.key_positions)]
     found += _tensors(position.terms(words, site))
-    if position.content:
+    if position.uses_query_key:
         found += _tensors(position.content_terms(query, key, site))
-        found += position.rotate(query, key, value, site)
+        found += position.transform_qkv(query, key, value, site)
     return found
 
 
@@ -180,15 +180,17 @@ def _keeps_shapes(build: _Build) -> None:
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         position, words, heads = build(dtype), _words(7, dtype=dtype), _heads(7, dtype)
         before = words.clone(), heads.clone()
-        site = position.share(Site(Positions(4, 1, 3), Positions(0, 1, 7), 1))
-        hidden = position.embed(words, site.keys)
+        site = position.with_shared(Site(Positions(4, 1, 3), Positions(0, 1, 7), 1))
+        hidden = position.embed(words, site.key_positions)
         _demand_like(hidden, words, "embed returned")
         given = heads[0][:, :, -3:], heads[1], heads[2]
         terms = {"terms": position.terms(hidden[:, -3:], site)}
-        if position.content:
+        if position.uses_query_key:
             terms["content_terms"] = position.content_terms(*given[:2], site)
-            for name, old, new in zip(("query", "key", "value"), given, position.rotate(*given, site), strict=True):
-                _demand_like(new, old, f"rotate returned a {name} of")
+            for name, old, new in zip(
+                ("query", "key", "value"), given, position.transform_qkv(*given, site), strict=True
+            ):
+                _demand_like(new, old, f"transform_qkv returned a {name} of")
         for name, found in terms.items():
             _demand(isinstance(found, tuple), f"{name} returned a {type(found).__name__}, expected a tuple of terms")
             for term in found:
@@ -204,7 +206,7 @@ def _needs_nothing_shared(build: _Build) -> None:
     position, words, heads, at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
     for layer in (0, LAYERS - 1):
         site = Site(at, at, layer)
-        given, alone = (_hooks(position, words, heads, each) for each in (position.share(site), site))
+        given, alone = (_hooks(position, words, heads, each) for each in (position.with_shared(site), site))
         for ours, theirs in zip(given, alone, strict=True):
             _demand_close(ours, theirs, f"layer {layer} with site.shared and without")
 
@@ -232,7 +234,7 @@ def _resets(build: _Build) -> None:
     """reset_parameters draws every parameter, only by functions of torch.nn.init, which loaders switch off."""
     position = build()
     before = {name: parameter.detach().clone() for name, parameter in position.named_parameters()}
-    methods = [module for module in position.modules() if isinstance(module, Position)]
+    methods = [module for module in position.modules() if isinstance(module, PositionMethod)]
     off: dict[str, Any] = {name: lambda tensor, *_, **__: tensor for name in dir(torch.nn.init) if name.endswith("_")}
     with patch.multiple(torch.nn.init, **off):
         for method in methods:
@@ -339,9 +341,9 @@ def _takes_or_refuses_fractions(build: _Build) -> None:
         for layer in range(LAYERS):
             _demand_finite(attend(position, words, fractions, fractions, layer=layer), "attention at such positions")
     except TypeError as error:
-        _demand(not position.fractional, f"the method takes fractional positions, but raised {error}")
+        _demand(not position.accepts_fractional, f"the method takes fractional positions, but raised {error}")
         return
-    _demand(position.fractional, "the method takes no fractional positions, but did not refuse them")
+    _demand(position.accepts_fractional, "the method takes no fractional positions, but did not refuse them")
     _demand_close(attend(position, words, whole, whole), attend(position, words), "whole positions as float32")
 
 
@@ -360,16 +362,16 @@ def _is_shift_invariant(build: _Build) -> None:
 
 
 def _says_whether_it_acts_on_content(build: _Build) -> None:
-    """Query and key may be left out, unless needs_content says that the method acts on them."""
+    """Query and key may be left out, unless needs_query_key says that the method acts on them."""
     position, words, (query, key, value), at = build().eval(), _words(7), _heads(7), Positions(0, 1, 7)
-    if position.needs_content or not position.content:
+    if position.needs_query_key or not position.uses_query_key:
         return
     words = position.embed(words, at)
     for layer in range(LAYERS):
         site = Site(at, at, layer)
-        found, expected = position.rotate(query, key, value, site), (query, key)
+        found, expected = position.transform_qkv(query, key, value, site), (query, key)
         for name, ours, theirs in zip(("query", "key"), found, expected, strict=False):
-            _demand(torch.equal(ours, theirs), f"rotate changes the {name}")
+            _demand(torch.equal(ours, theirs), f"transform_qkv changes the {name}")
         _demand(position.content_terms(query, key, site) == (), "content_terms returned terms")
         nothing = torch.zeros_like(query)
         expected_out = position.attend(words, nothing, nothing, value, site)

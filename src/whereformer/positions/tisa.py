@@ -36,7 +36,7 @@ class Tisa(OffsetFunction):
         super().__init__(model)
         check_least(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
-        self.one_curve = share_layers
+        self.shares_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
         self.amplitude = nn.Parameter(torch.empty(size))
         self.sharpness = nn.Parameter(torch.empty(size))
@@ -51,7 +51,7 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
-    def reaches(self) -> list[int | None]:
+    def reach_per_layer(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
@@ -73,13 +73,13 @@ class Tisa(OffsetFunction):
         return reaches
 
     def reach(self, *, layer: int = 0) -> int | None:
-        return self.reaches()[0 if self.one_curve else layer]
+        return self.reach_per_layer()[0 if self.shares_curve else layer]
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        row = 0 if self.one_curve else layer
+        row = 0 if self.shares_curve else layer
         return self._curves(as_offsets(offsets, self.center), *(kernels[row] for kernels in self.kernel_parameters()))
 
-    def curves(self, offsets: Tensor) -> Sequence[Tensor]:
+    def curve_per_layer(self, offsets: Tensor) -> Sequence[Tensor]:
         return self._curves(offsets, *self.kernel_parameters()).unbind()
 
     def _curves(self, offsets: Tensor, *parameters: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, Position, check_choice
+from .base import ModelShape, PositionMethod, check_choice
 from .site import Site
 
 FORMS = ("shifted", "factorized")
@@ -33,7 +33,7 @@ class Window(NamedTuple):
     waves: Tensor
 
 
-class TransformerXL(Position):
+class TransformerXL(PositionMethod):
     """Adds the query's product with a projected sinusoid of the distance, and two trained biases to the query.
 
     ``score_ij = scale * (<q_i + u, k_j> + <q_i + w, R(i - j) W>)`` with ``R(d) = [sin(d f), cos(d f)]``,
@@ -58,7 +58,7 @@ class TransformerXL(Position):
 
     paper, year = "Dai et al.", 2019
     acts_on = frozenset({"scores"})
-    needs_content = True
+    needs_query_key = True
 
     def __init__(
         self, model: ModelShape, *, form: str = "shifted", reset_cls: bool | None = None, dropout: float = 0.0
@@ -73,7 +73,7 @@ class TransformerXL(Position):
         self.reset_cls = model.separate_cls if reset_cls is None else reset_cls
         self.shift_invariant = not self.reset_cls
         self.dropout = nn.Dropout(dropout)
-        layers, heads = max(model.passes) + 1, (model.num_heads, model.head_dim)
+        layers, heads = max(model.layer_of_pass) + 1, (model.num_heads, model.head_dim)
         self.content_bias = nn.Parameter(torch.empty(layers, *heads))
         self.position_bias = nn.Parameter(torch.empty(layers, *heads))
         self.kernel = nn.Parameter(torch.empty(layers, model.hidden_size, model.num_heads * model.head_dim))
@@ -84,10 +84,10 @@ class TransformerXL(Position):
         for parameter in (self.content_bias, self.position_bias, self.kernel):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
-    def prepare_for(self, site: Site) -> Window | None:
+    def compute_shared(self, site: Site) -> Window | None:
         if self.form == "factorized":
             return None
-        queries, keys = site.queries, site.keys
+        queries, keys = site.query_positions, site.key_positions
         span = offset_range(queries, keys)
         if span is None:
             return None
@@ -97,14 +97,14 @@ class TransformerXL(Position):
         waves = self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
         return Window(first, step, self.dropout(waves))
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, site.layer, query), key, value
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
-        window = self.shared_at(site)
+        window = self.get_shared(site)
         if window is None:
             return (self._factorized(query, site),)
-        kernel = self.kernel[self.model.passes[site.layer]]
+        kernel = self.kernel[self.model.layer_of_pass[site.layer]]
         vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         terms: tuple[Term, ...]
         if self.others_change_query:
@@ -112,13 +112,13 @@ class TransformerXL(Position):
             terms = (OffsetKeys(vectors, window.first, window.step, factors),)
         else:
             # The query has u added already.
-            more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
+            more = (self.position_bias - self.content_bias)[self.model.layer_of_pass[site.layer]].unsqueeze(-1)
             table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
             terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
-        return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
+        return biases[self.model.layer_of_pass[layer]].unsqueeze(1).to(like.dtype)
 
     def _waves(self, distances: Tensor) -> Tensor:
         """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
@@ -129,7 +129,7 @@ class TransformerXL(Position):
 
     def _without_cls(self, query: Tensor, site: Site, vectors: Tensor, window: Window) -> tuple[Term, ...]:
         """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
-        query_positions, key_positions = site.queries, site.keys
+        query_positions, key_positions = site.query_positions, site.key_positions
         assert isinstance(query_positions, Positions)
         assert isinstance(key_positions, Positions)
         terms: list[Term] = []
@@ -159,9 +159,14 @@ class TransformerXL(Position):
         """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,
         head_dim)."""
         query = (query + self._bias(self.position_bias, site.layer, query)) * self.content_scale(site)
-        kernel = self.kernel[self.model.passes[site.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        kernel = (
+            self.kernel[self.model.layer_of_pass[site.layer]].unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        )
         to_sin, to_cos = (query @ kernel.mT.to(query.dtype)).chunk(2, -1)  # (batch, heads, n_q, hidden_size / 2)
-        values = [torch.atleast_2d(position_values(positions, query.device)) for positions in (site.queries, site.keys)]
+        values = [
+            torch.atleast_2d(position_values(positions, query.device))
+            for positions in (site.query_positions, site.key_positions)
+        ]
         (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
         query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)
         key_factors = torch.cat((key_cos, key_sin), -1)

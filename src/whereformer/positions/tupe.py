@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.terms import FactorPair, PositionsLike, Term
-from .base import ModelShape, Position, table_rows
+from .base import ModelShape, PositionMethod, table_rows
 from .site import Site
 
 
-class Tupe(Position):
+class Tupe(PositionMethod):
     """Adds scores of positions for positions to those of the words, in every layer.
 
     With ``P = layer_norm(table)``, ``score_ij += <P_i W_Q, P_j W_K> / sqrt(2 head_dim)`` per head, one table and one
@@ -37,9 +37,9 @@ class Tupe(Position):
     paper, year = "Ke et al.", 2021
     acts_on = frozenset({"scores"})
     extrapolates = False
-    fractional = False
-    needs_content = True
-    asks_of_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
+    accepts_fractional = False
+    needs_query_key = True
+    options_for_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)
@@ -59,12 +59,12 @@ class Tupe(Position):
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
-    def prepare_for(self, site: Site) -> FactorPair:
+    def compute_shared(self, site: Site) -> FactorPair:
         """Return the one term of all layers: a row of both tables for each token."""
         # Look the rows up first, so that positions without one are refused before anything is projected.
         rows, device = len(self.table) - 1, self.table.device
-        query_rows = table_rows(site.queries, rows, "tupe", device, least=site.least)
-        key_rows = table_rows(site.keys, rows, "tupe", device, least=site.least)
+        query_rows = table_rows(site.query_positions, rows, "tupe", device, least=site.min_position)
+        key_rows = table_rows(site.key_positions, rows, "tupe", device, least=site.min_position)
         # Scaled queries and keys, (max_length + 1, heads, head_dim) each
         heads, table = (self.model.num_heads, self.model.head_dim), self.norm(self.table)
         query_table = self.query(table).unflatten(-1, heads) * (2 * self.model.head_dim) ** -0.5
@@ -83,9 +83,9 @@ class Tupe(Position):
         pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
         return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
 
-    def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
+    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         # The score is a sum of two products, so each is divided by sqrt(2 head_dim) instead of sqrt(head_dim).
         return query * 2**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        return (self.shared_at(site),)
+        return (self.get_shared(site),)

@@ -412,7 +412,7 @@ class Compare(ManyRuns):
 
         Args:
             key: its seed and method.
-            outcome: what is recorded of it.
+            outcome: its record.
             labels: how many held-out tokens models are judged by, if that is known.
         """
         seed, position = key

@@ -69,10 +69,10 @@ def variants_of(position: str, kernels: Sequence[int]) -> list[Variant]:
     Raises:
         InputError: if the method has TISA and no number is above 0.
     """
-    parts = positions.method_names(position)
+    parts = positions.component_names(position)
     if "tisa" in parts:
         without = ("+".join(part for part in place if part != "tisa") for place in positions.layer_pattern(position))
-        rest = positions.own_name("/".join(place or "none" for place in without))
+        rest = positions.canonical_name("/".join(place or "none" for place in without))
         found = [Variant(f"S = {number}", position, number) for number in kernels if number]
     else:
         rest = "learned" if "learned" in parts and len(parts) > 1 else "none"

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError, shown
-from ...positions import Position, build_position, method_names
+from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
@@ -147,7 +147,7 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if not (keep_absolute or switch_off(model, undo)):
         kind = f"{type(model).__name__} has no positions of a kind that can be switched off"
         raise InputError("keep_absolute", f"{kind}; {beside}")
-    if "rope" in method_names(position) and rotates(model):
+    if "rope" in component_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
     separating = text_separating_layers(model, calls)
@@ -212,7 +212,7 @@ def _of_tokens(calls: list[AttentionCall]) -> list[AttentionCall]:
     return own
 
 
-def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> Position:
+def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, most: int | None) -> PositionMethod:
     """Build the method of an encoder or decoder: the innermost PreTrainedModel around the layers with these calls."""
     name, options, config = wanted.position, wanted.options, stack.config
     if not isinstance(getattr(config, "hidden_size", None), int):
@@ -226,7 +226,7 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         "max_length": getattr(config, "max_position_embeddings", None) or max(512, calls[0].n_q),
         "causal": all(call.causal for call in calls),
         "initializer_range": getattr(config, "initializer_range", None) or 0.02,
-        "passes": [modules.index(call.module) for call in calls],
+        "layer_of_pass": [modules.index(call.module) for call in calls],
     }
     for option in sizes.keys() & options.keys() - {"max_length", "initializer_range"}:
         if option != "causal" or options[option] is not False:
@@ -241,7 +241,7 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
         if count > most:
             raise InputError("path_or_id", f"the checkpoint has {most:,} numbers of {name!r}, expected {count:,}")
     position = build()
-    methods = position.methods()
+    methods = position.components()
     if len({(call.num_heads, call.head_dim) for call in calls}) > 1 and not all(
         isinstance(method, NoPosition) for method in methods
     ):
@@ -254,13 +254,13 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
                 f"{type(stack).__name__} is causal only with an attention_mask, and {type(method).__name__} is built"
             )
             raise InputError("position", f"{reason} for one of both; choose another method")
-        if type(method).embed is not Position.embed:
+        if type(method).embed is not PositionMethod.embed:
             raise InputError(
                 "position",
                 f"{type(method).__name__} acts on the embeddings, which attach leaves as they are; "
                 "choose a method that acts in attention, as t5, tisa, shaw, rope or alibi",
             )
-    if not position.content:
+    if not position.uses_query_key:
         raise InputError("position", "it replaces query . key, whose weights would be left without use")
     return position
 
@@ -275,7 +275,7 @@ def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Modu
 
 
 def _hook(
-    stack: PreTrainedModel, calls: list[AttentionCall], position: Position, separating: set[nn.Module], undo: Undo
+    stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, separating: set[nn.Module], undo: Undo
 ) -> None:
     """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers.
 

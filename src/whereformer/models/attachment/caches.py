@@ -10,16 +10,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from ...kernels import Positions
-from ...positions import Position, Site
+from ...positions import PositionMethod, Site
 
 
-def can_cache_rotated_keys(position: Position) -> bool:
-    """Return whether the keys of a method can be cached after ``rotate``.
+def can_cache_rotated_keys(position: PositionMethod) -> bool:
+    """Return whether the keys of a method can be cached after ``transform_qkv``.
 
     The method must change keys in a way that depends on offsets alone, and must neither read keys nor change values.
     """
-    acts_on = frozenset().union(*(method.acts_on for method in position.methods()))
-    return "keys" in acts_on and "values" not in acts_on and position.offsets_suffice() and not position.reads_keys
+    acts_on = frozenset().union(*(method.acts_on for method in position.components()))
+    return (
+        "keys" in acts_on and "values" not in acts_on and position.depends_on_offsets_only() and not position.reads_keys
+    )
 
 
 class RotatingCache(DynamicCache):
@@ -38,7 +40,7 @@ class RotatingCache(DynamicCache):
     __slots__ = ("layer", "new_key", "position", "site_of")
 
     def __init__(
-        self, cache: DynamicCache, position: Position, site_of: Callable[[Positions], Site], layer: int
+        self, cache: DynamicCache, position: PositionMethod, site_of: Callable[[Positions], Site], layer: int
     ) -> None:
         object.__setattr__(self, "__dict__", vars(cache))
         self.position, self.site_of, self.layer = position, site_of, layer
@@ -49,5 +51,5 @@ class RotatingCache(DynamicCache):
         new = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
         self.new_key = key_states
         site = replace(self.site_of(new), layer=self.layer)
-        _, rotated, _ = self.position.rotate(key_states, key_states, value_states, site)
+        _, rotated, _ = self.position.transform_qkv(key_states, key_states, value_states, site)
         return super().update(rotated, value_states, layer_idx, *args, **kwargs)

@@ -19,7 +19,7 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...kernels.varlen import PACKED, packed_texts
-from ...positions import Position, Site
+from ...positions import PositionMethod, Site
 from ...positions.none import NoPosition
 from ..inputs import CACHE
 from .caches import RotatingCache, can_cache_rotated_keys
@@ -46,7 +46,7 @@ class StackForward:
         documents: (batch, n), the number of each token's text by these positions; None: each row is one text.
     """
 
-    position: Position
+    position: PositionMethod
     share: bool
     with_weights: bool | None = None
     placed: bool = False
@@ -71,9 +71,9 @@ class StackForward:
 
     def site_of_new(self, new: Positions) -> Site:
         """Return the site of tokens at these positions, with what layers share; they usually get the same one."""
-        if self.new_site is None or self.new_site.queries != new:
+        if self.new_site is None or self.new_site.query_positions != new:
             site = Site(new, new)
-            self.new_site = replace(site, shared=self.position.prepare_for(site)) if self.share else site
+            self.new_site = replace(site, shared=self.position.compute_shared(site)) if self.share else site
         return self.new_site
 
     def prepare_for(self, asked: RequestedMask, site: Site) -> Site:
@@ -82,14 +82,14 @@ class StackForward:
         A method that counts from the start of a row counts the real tokens, as ``position_ids`` do in generation, and
         from 0 in each packed text.
         """
-        key = torch.is_grad_enabled(), site.queries, site.keys, site.new_keys
-        if not self.position.offsets_suffice():
+        key = torch.is_grad_enabled(), site.query_positions, site.key_positions, site.new_key_positions
+        if not self.position.depends_on_offsets_only():
             site = asked.counted(site)
         if not self.share:
             return site
         kept = self.kept
         if kept is None or kept[0] != key or kept[1] is not asked.real or kept[2] is not asked.documents:
-            self.kept = kept = key, asked.real, asked.documents, self.position.prepare_for(site)
+            self.kept = kept = key, asked.real, asked.documents, self.position.compute_shared(site)
         return replace(site, shared=kept[-1])
 
 
@@ -102,7 +102,7 @@ class LayerInput:
         layer: the layer's number, counted over the stack's passes.
         hidden: the layer's input (batch, n, hidden_size).
         with_weights: whether its weights are wanted; None: not said.
-        cache: where the layer stores rotated keys; None if it has no cache or ``rotate`` needs all keys.
+        cache: where the layer stores rotated keys; None if it has no cache or ``transform_qkv`` needs all keys.
     """
 
     forward: StackForward
@@ -113,7 +113,7 @@ class LayerInput:
 
     def check(self, asked: RequestedMask, n_q: int) -> None:
         """Raise an InputError if the method cannot serve what the layer asks for."""
-        causal, methods = self.forward.position.model.causal, self.forward.position.methods()
+        causal, methods = self.forward.position.model.causal, self.forward.position.components()
         if asked.matrix is None:
             if n_q > 1 and asked.causal != causal and (causal or any(method.scales_query for method in methods)):
                 raise InputError("is_causal", f"expected {causal}, as when the method was attached, got {asked.causal}")
@@ -126,7 +126,7 @@ class LayerInput:
         # Keys can be counted within documents, but not within those that a matrix may keep apart.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
         # In compiled code, most masks are matrices, and texts are kept apart only where the caller gives positions.
-        counts = bool(from_start) or not self.forward.position.offsets_suffice()
+        counts = bool(from_start) or not self.forward.position.depends_on_offsets_only()
         if counts and (looks or self.forward.placed) and asked.documents is None:
             name = type(from_start[0]).__name__ if from_start else "+".join(type(each).__name__ for each in methods)
             raise InputError(
@@ -173,14 +173,14 @@ class Start:
         forward = StackForward(method, share, inputs.get("output_attentions"), has_positions, documents)
         return args, {**kwargs, "whereformer_forward": forward}
 
-    def _documents(self, method: Position, inputs: Mapping[str, Any]) -> Tensor | None:
+    def _documents(self, method: PositionMethod, inputs: Mapping[str, Any]) -> Tensor | None:
         """Return the texts of packed rows, (batch, n), by positions; None: each row is one text.
 
         A causal model without a cache may separate texts by positions. With a method, it does so with its default
         ``use_cache=True`` and with a mask, too. "none" leaves the model as it is.
         """
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
-        if not method.model.causal or all(isinstance(part, NoPosition) for part in method.methods()):
+        if not method.model.causal or all(isinstance(component, NoPosition) for component in method.components()):
             return None
         tokens = inputs.get("input_ids") if inputs.get("inputs_embeds") is None else inputs["inputs_embeds"]
         if positions is None or tokens is None or any(inputs.get(name) is not None for name in PACKED):

@@ -82,7 +82,7 @@ def attend(
         layer.check(asked, query.shape[2])
         position, new_key = layer.forward.position, None if layer.cache is None else layer.cache.new_key
         if new_key is not None:
-            site = replace(site, new_keys=site.queries)
+            site = replace(site, new_key_positions=site.query_positions)
         layer_site = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
         keys = key if new_key is None else new_key
         query, keys, value, terms = position.apply_hooks(layer.hidden, query, keys, value, layer_site)  # type: ignore[assignment]  # attached methods keep query . key

@@ -27,7 +27,7 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
-from ...positions.counting import places_in, places_of, previous_real
+from ...positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
 from ..checks import real_tokens
 
 
@@ -127,20 +127,25 @@ class RequestedMask(NamedTuple):
             scale=scale,
             query_documents=self.documents,
             key_documents=self.documents,
-            dropped=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
+            num_dropped_keys=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
         )
 
     def counted(self, site: Site) -> Site:
         """Return the site at positions that count real tokens alone, from 0 in each text."""
         if self.documents is not None:
-            at, end = places_in(self.documents, self.key_mask(len(self.documents)))
-            return replace(site, queries=at, keys=at, end=end)
-        places = None if self.real is None else places_of(self.real)
+            at, end = positions_in_documents(self.documents, self.key_mask(len(self.documents)))
+            return replace(site, query_positions=at, key_positions=at, position_stop=end)
+        places = None if self.real is None else positions_from_mask(self.real)
         if places is None:
             return site
-        assert isinstance(site.queries, Positions)
+        assert isinstance(site.query_positions, Positions)
         end = places.shape[1]
-        return replace(site, queries=places[:, end - site.queries.length :], keys=places[:, end - self.n_k :], end=end)
+        return replace(
+            site,
+            query_positions=places[:, end - site.query_positions.length :],
+            key_positions=places[:, end - self.n_k :],
+            position_stop=end,
+        )
 
     def hides_later_keys(self, n_q: int) -> bool:
         """Whether none of the queries, which are the last tokens, sees a later key."""
@@ -225,7 +230,7 @@ def texts_by_positions(positions: Tensor, real: Tensor | None) -> Tensor | None:
     if real is None:
         begins = functional.pad(positions.diff() != 1, (1, 0))
     else:
-        before, positions = previous_real(real), positions.expand(len(real), -1)
+        before, positions = previous_token(real), positions.expand(len(real), -1)
         step = positions - positions.gather(1, before.clamp(min=0))
         tokens = torch.arange(real.shape[1], device=real.device) - before
         begins = real & (before >= 0) & (step != 1) & (step != tokens)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers.utils import logging
 
 from ...errors import InputError, one_line, shown
-from ...positions import describe, layer_pattern, method_names, own_name
+from ...positions import canonical_name, component_names, describe, layer_pattern
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
 from ..encoder import Encoder, EncoderPreTrainedModel
@@ -119,7 +119,9 @@ def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[s
     changed = {name: value for name, value in fields.items() if name not in gone} | own
     kept = fields.get("position_options") or {}
     if position is not None:
-        stay = [part for part in method_names(fields.get("position", "learned")) if part in method_names(position)]
+        stay = [
+            part for part in component_names(fields.get("position", "learned")) if part in component_names(position)
+        ]
         known = {option for part in stay for option in describe(part)[1]}
         changed["position"] = position
         kept = {name: value for name, value in kept.items() if name in known or name in stay}
@@ -134,7 +136,7 @@ def _places(position: str) -> dict[str, str]:
     A pattern over layers counts as a method of its own: its tensors fit no other method.
     """
     pattern = layer_pattern(position)
-    parts = pattern[0] if len(pattern) == 1 else [own_name(position)]
+    parts = pattern[0] if len(pattern) == 1 else [canonical_name(position)]
     if len(parts) == 1:
         return {parts[0]: f"{BODY}position."}
     return {part: f"{BODY}position.parts.{index}." for index, part in enumerate(parts)}
@@ -142,7 +144,7 @@ def _places(position: str) -> dict[str, str]:
 
 def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkpoint, list[str]]:
     """Rename a checkpoint's tensors for another position method; return it with the beginnings of fresh names."""
-    if own_name(before) == own_name(after):
+    if canonical_name(before) == canonical_name(after):
         return checkpoint, []
     old, new = _places(before), _places(after)
     state, names, unused = {}, dict(checkpoint.names), list(checkpoint.unused)

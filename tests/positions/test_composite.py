@@ -7,7 +7,15 @@ from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Mode
 from tests.positions.stack import HEADS, WIDTH, embeddings
 from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
 from whereformer.analysis.reading import layers_with_position, position_scores
-from whereformer.positions import Joined, Position, layer_pattern, method_class, method_names, own_name, register
+from whereformer.positions import (
+    CompositeMethod,
+    PositionMethod,
+    canonical_name,
+    component_names,
+    layer_pattern,
+    method_class,
+    register,
+)
 from whereformer.positions.testing import attend, check_position, spread
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
@@ -55,28 +63,28 @@ def test_every_layer_is_that_of_its_method_alone():
     for layer, (part, own) in enumerate(
         [(tisa, 0), (rope, 0), (tisa, 1), (shaw, 0), (tisa, 2), (rope, 1), (tisa, 3), (shaw, 1)]
     ):
-        assert position.methods(layer) == (part,)
+        assert position.components(layer) == (part,)
         found, expected = attend(position, words, layer=layer), attend(part, words, layer=own)
         assert torch.equal(found, expected)
 
 
 def test_a_shared_layer_is_counted_among_the_passes_of_its_method():
-    position = build("transformer_xl/none/transformer_xl/transformer_xl", 8, passes=[0, 0, 0, 0, 1, 1, 2, 2])
-    assert position.parts[0].model.passes == (0, 0, 0, 1, 2, 2)
+    position = build("transformer_xl/none/transformer_xl/transformer_xl", 8, layer_of_pass=[0, 0, 0, 0, 1, 1, 2, 2])
+    assert position.parts[0].model.layer_of_pass == (0, 0, 0, 1, 2, 2)
     assert len(position.parts[0].kernel) == 3
 
 
 def test_one_pattern_of_one_method_is_that_method():
     assert type(build_position("tisa", **SIZES)) is type(build("tisa/tisa", 2))
-    assert own_name(" rope / rope") == "rope"
-    assert own_name("nope/rope+nope") == "none/rope+none"
+    assert canonical_name(" rope / rope") == "rope"
+    assert canonical_name("nope/rope+nope") == "none/rope+none"
     assert layer_pattern("a + b/c") == [["a", "b"], ["c"]]
-    assert method_names("rope+logn/rope/none") == ["rope", "logn", "none"]
+    assert component_names("rope+logn/rope/none") == ["rope", "logn", "none"]
 
 
 def test_a_method_of_the_embeddings_is_below_all_layers():
     position = build("learned+tisa/learned/rope+learned/learned", 4)
-    assert [type(part).__name__ for part in position.methods()] == ["Learned", "Tisa", "Rope"]
+    assert [type(part).__name__ for part in position.components()] == ["Learned", "Tisa", "Rope"]
     words, at = embeddings(5), Positions(0, 1, 5)
     assert torch.equal(position.embed(words, at), position.parts[0].embed(words, at))
     with pytest.raises(
@@ -107,9 +115,9 @@ def test_curves():
 def test_a_method_in_several_places_is_one():
     """It has its own layers wherever it stands, and acts in the order of each place."""
     position = build("tisa+rope/rope/rope+tisa", 5)
-    assert [type(part).__name__ for part in position.methods()] == ["Tisa", "Rope"]
+    assert [type(part).__name__ for part in position.components()] == ["Tisa", "Rope"]
     assert position.layers == [[0, 2, 3], [0, 1, 2, 3, 4]]
-    assert [len(position.methods(layer)) for layer in range(5)] == [2, 1, 2, 2, 1]
+    assert [len(position.components(layer)) for layer in range(5)] == [2, 1, 2, 2, 1]
     assert position.places[2] == [(1, 2), (0, 1)]
 
 
@@ -137,7 +145,7 @@ def test_patterns_that_do_not_fit_are_refused(name, layers, message):
 
 def test_a_name_has_no_slash():
     with pytest.raises(ValueError, match=r"^name: expected a word without '\+', '/'"):
-        register("a/b", Position)
+        register("a/b", PositionMethod)
 
 
 # --- in models
@@ -226,7 +234,7 @@ def test_parity_with_models_that_rotate_in_some_layers(config, model_class, opti
     expected = outputs(model, ids, mask)[real]
     base = {"base": config.rope_parameters["rope_theta"]}
     attach(model, "rope/rope/rope/none", keep_absolute=False, **{**options, **base})
-    assert isinstance(model.whereformer, Joined)
+    assert isinstance(model.whereformer, CompositeMethod)
     assert layers_with_position(model.whereformer) == [0, 1, 2, 4, 5, 6]
     torch.testing.assert_close(outputs(model, ids, mask)[real], expected, rtol=1e-5, atol=1e-6)  # theirs is in float32
     attach(detach(model), "rope", keep_absolute=False, **{**options, **base})
