@@ -693,8 +693,13 @@ def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
     assert torch.equal(loaded(ids)[0], model(ids)[0])
     file = tmp_path / "config.json"
     described = json.loads(file.read_text())
-    told = rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
-    for layers, message in ((900, told), (10**9, "^num_hidden_layers: expected at most 1000 layers, got 1000000000$")):
+    too_many = (
+        rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
+    )
+    for layers, message in (
+        (900, too_many),
+        (10**9, "^num_hidden_layers: expected at most 1000 layers, got 1000000000$"),
+    ):
         file.write_text(json.dumps({**described, "num_hidden_layers": layers, "layer_types": None}))
         with pytest.raises(InputError, match=message):
             load_attached(tmp_path, type(model))

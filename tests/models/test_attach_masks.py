@@ -274,25 +274,25 @@ def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
     real = mask[0].bool()
     ids = torch.randint(3, 50, (2, 19))
     ids[0, real] = torch.cat(texts, 1)[0]
-    places = torch.ones_like(ids)
-    places[0, real] = torch.cat([torch.arange(n) for n in LENGTHS])
-    for row in (places[1], torch.arange(19)):  # padding counts, or not
-        places[1] = row
+    positions = torch.ones_like(ids)
+    positions[0, real] = torch.cat([torch.arange(n) for n in LENGTHS])
+    for row in (positions[1], torch.arange(19)):  # padding counts, or not
+        positions[1] = row
         if row[-1] == 1:
-            places[1, 2:17] = torch.arange(15)
-        found = model(ids, attention_mask=mask, position_ids=places).last_hidden_state
-        close(found[:1, real], alone)
-        close(found[1:, 2:17], model(ids[1:, 2:17]).last_hidden_state)
+            positions[1, 2:17] = torch.arange(15)
+        states = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+        close(states[:1, real], alone)
+        close(states[1:, 2:17], model(ids[1:, 2:17]).last_hidden_state)
 
 
-@pytest.mark.parametrize("given", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 8)}])
-def test_a_text_begins_where_positions_go_on_by_more_than_one(given):
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 8)}])
+def test_a_text_begins_where_positions_go_on_by_more_than_one(options):
     """As in transformers, whose rule it is without a cache; seq_idx says otherwise."""
     model = attach(make_decoder("Llama"), "tisa", keep_absolute=False)
-    ids, places = torch.randint(3, 50, (1, 8)), torch.tensor([[0, 1, 2, 9, 10, 11, 12, 13]])
+    ids, positions = torch.randint(3, 50, (1, 8)), torch.tensor([[0, 1, 2, 9, 10, 11, 12, 13]])
     alone = torch.cat([model(ids[:, :3]).last_hidden_state, model(ids[:, 3:]).last_hidden_state], 1)
-    close(model(ids, position_ids=places, **given).last_hidden_state, alone)
-    one = model(ids, position_ids=places, seq_idx=torch.zeros_like(ids), **given).last_hidden_state
+    close(model(ids, position_ids=positions, **options).last_hidden_state, alone)
+    one = model(ids, position_ids=positions, seq_idx=torch.zeros_like(ids), **options).last_hidden_state
     close(one, model(ids).last_hidden_state)
 
 

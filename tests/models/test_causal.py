@@ -132,19 +132,19 @@ def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, mo
     alone = torch.cat([model(row).logits for row in rows], 1)
     mask = torch.tensor([MASKS[case]], dtype=dtype)
     real = mask.bool()
-    ids, places = torch.ones_like(real, dtype=torch.int64), torch.ones_like(real, dtype=torch.int64)
-    ids[real], places[real] = torch.cat(rows, 1)[0], torch.cat([torch.arange(n) for n in LENGTHS])
-    found = model(ids, mask, position_ids=places).logits
-    torch.testing.assert_close(found[real][None], alone, rtol=1e-9, atol=1e-10)
+    ids, positions = torch.ones_like(real, dtype=torch.int64), torch.ones_like(real, dtype=torch.int64)
+    ids[real], positions[real] = torch.cat(rows, 1)[0], torch.cat([torch.arange(n) for n in LENGTHS])
+    logits = model(ids, mask, position_ids=positions).logits
+    torch.testing.assert_close(logits[real][None], alone, rtol=1e-9, atol=1e-10)
     # Padding of another row changes nothing.
-    beside = torch.ones_like(mask)
-    beside[:, -3:] = 0
+    padded = torch.ones_like(mask)
+    padded[:, -3:] = 0
     counted = torch.arange(ids.shape[1])[None]
-    batch = model(torch.cat((ids, ids)), torch.cat((mask, beside)), position_ids=torch.cat((places, counted))).logits
-    torch.testing.assert_close(batch[:1], found, rtol=1e-9, atol=1e-10)
-    whole = model(ids, beside, position_ids=counted).logits[:, :-3]
-    torch.testing.assert_close(batch[1:, :-3], whole, rtol=1e-9, atol=1e-10)
-    torch.testing.assert_close(whole, model(ids[:, :-3]).logits, rtol=1e-9, atol=1e-10)
+    batch = model(torch.cat((ids, ids)), torch.cat((mask, padded)), position_ids=torch.cat((positions, counted))).logits
+    torch.testing.assert_close(batch[:1], logits, rtol=1e-9, atol=1e-10)
+    counted_logits = model(ids, padded, position_ids=counted).logits[:, :-3]
+    torch.testing.assert_close(batch[1:, :-3], counted_logits, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(counted_logits, model(ids[:, :-3]).logits, rtol=1e-9, atol=1e-10)
 
 
 def test_padding_on_either_side():

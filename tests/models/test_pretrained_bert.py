@@ -103,13 +103,13 @@ def test_an_albert_projects_embeddings_of_any_width(tmp_path):
     original.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
     assert not ours.loading_report.initialised
-    given, own = batch(original.config)
+    inputs, renamed = batch(original.config)
     with torch.no_grad():
-        close(run(ours, own), run(original, given))
+        close(run(ours, renamed), run(original, inputs))
     ours.save_pretrained(tmp_path / "ours")
     again = type(ours).from_pretrained(tmp_path / "ours", dtype=torch.float64).eval()
     with torch.no_grad():
-        close(run(again, own), run(original, given))
+        close(run(again, renamed), run(original, inputs))
 
 
 @pytest.mark.parametrize("family", ["bert", "albert v1", "roberta", "electra"])
