@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, PositionMethod, check_least, offset_span
+from .base import ModelShape, PositionMethod, check_min, offset_span
 from .site import Site
 
 
@@ -84,7 +84,7 @@ class Deberta(PositionMethod):
         p2c: bool = True,
     ) -> None:
         super().__init__(model)
-        check_least(1, max_distance=max_distance)
+        check_min(1, max_distance=max_distance)
         if num_buckets is not None and (num_buckets < 4 or num_buckets % 2):
             raise InputError("num_buckets", f"expected an even number of at least 4, or None, got {num_buckets}")
         if num_buckets is not None and max_distance <= num_buckets // 2 + 1:

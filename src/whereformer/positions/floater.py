@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -148,7 +148,7 @@ class Floater(PositionMethod):
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
         check_choice("solver", solver, tuple(SOLVERS))
-        check_least(1, substeps=substeps)
+        check_min(1, substeps=substeps)
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim
@@ -183,10 +183,10 @@ class Floater(PositionMethod):
         vectors = vectors[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
         query_rows = table_rows(
-            site.query_positions, vectors.shape[0], "floater", query.device, least=site.min_position
+            site.query_positions, vectors.shape[0], "floater", query.device, min_position=site.min_position
         )
         key_rows = table_rows(
-            site.transformed_key_positions, vectors.shape[0], "floater", key.device, least=site.min_position
+            site.transformed_key_positions, vectors.shape[0], "floater", key.device, min_position=site.min_position
         )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (

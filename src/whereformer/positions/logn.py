@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype
+from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype
 from .site import Site
 from .visible_keys import count_visible_keys
 
@@ -66,8 +66,8 @@ class Logn(PositionMethod):
             raise InputError("train_length", f"'ssmax' trains its factor and has none, got {train_length}")
         if kind != "ssmax" and train_length is None:
             raise InputError("train_length", f"{kind!r} needs the length of the texts in training, got None")
-        check_least(2, train_length=train_length)
-        check_least(0, alpha=alpha)
+        check_min(2, train_length=train_length)
+        check_min(0, alpha=alpha)
         self.kind, self.train_length, self.alpha = kind, train_length, alpha
         self.s = nn.Parameter(torch.empty(model.num_layers, model.num_heads)) if kind == "ssmax" else None
         self.reset_parameters()

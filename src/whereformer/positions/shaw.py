@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, PositionMethod, check_least
+from .base import ModelShape, PositionMethod, check_min
 from .site import Site
 
 
@@ -40,7 +40,7 @@ class Shaw(PositionMethod):
         self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True, per_head: bool = False
     ) -> None:
         super().__init__(model)
-        check_least(0, clip=clip)
+        check_min(0, clip=clip)
         if not (keys or values):
             raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, PositionMethod, check_choice, check_least, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_min, table_rows
 from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
@@ -75,7 +75,7 @@ class Synthesizer(PositionMethod):
         check_choice("content", content, ("none", "add", "mix"))
         check_choice("tiling", tiling, ("pairs", "tile"))
         check_choice("mixture", mixture, ("softmax", "sum"))
-        check_least(1, rank=rank)
+        check_min(1, rank=rank)
         n = model.max_length
         # This choice has the fewest parameters.
         self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
@@ -129,10 +129,10 @@ class Synthesizer(PositionMethod):
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         n = self.model.max_length
         rows = torch.atleast_2d(
-            table_rows(site.query_positions, n, "synthesizer", hidden.device, least=site.min_position)
+            table_rows(site.query_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
         )
         columns = torch.atleast_2d(
-            table_rows(site.key_positions, n, "synthesizer", hidden.device, least=site.min_position)
+            table_rows(site.key_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
         )
         shares = self._shares(site.layer)[-len(self.variants) :]
         return tuple(

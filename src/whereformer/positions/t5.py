@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, Term, position_values
-from .base import ModelShape, OffsetFunction, whole_offsets
+from .base import ModelShape, OffsetFunction, integer_offsets
 from .site import Site
 
 
@@ -83,7 +83,7 @@ class T5(OffsetFunction):
         return self.last_change
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        columns = self._columns(whole_offsets(offsets, self.weight))
+        columns = self._columns(integer_offsets(offsets, self.weight))
         # Not an index, whose gradient takes many times as long.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
 

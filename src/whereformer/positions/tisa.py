@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.tracing import can_look
-from .base import ModelShape, OffsetFunction, as_offsets, check_least, float_dtype
+from .base import ModelShape, OffsetFunction, as_offsets, check_min, float_dtype
 
 
 class Tisa(OffsetFunction):
@@ -34,7 +34,7 @@ class Tisa(OffsetFunction):
 
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
-        check_least(0, num_kernels=num_kernels)
+        check_min(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
         self.shares_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
