@@ -28,7 +28,7 @@ from .masks import RequestedMask, texts_by_positions
 NAME = "whereformer"
 """The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
 
-APART = "give cu_seq_lens_q or seq_idx, which tell the texts of a row, or give each text a row of its own"
+APART = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own"
 
 Undo: TypeAlias = list[Callable[[], Any]]
 """What takes back the changes to a model, in their order. A copy of a model has those of the copy."""
@@ -198,9 +198,9 @@ class Start:
         if can_look(documents):
             kind = type(self.stack).__name__
             if not self.separates_texts:
-                raise InputError("position_ids", f"they begin again in a row, by which {kind} tells no texts; {APART}")
+                raise InputError("position_ids", f"they begin again in a row, and {kind} separates no texts by them; {APART}")
             if inputs.get("cache", inputs.get("past_key_values")) is not None:
-                raise InputError("position_ids", f"they begin again in a row, and a cache holds one text; {APART}")
+                raise InputError("position_ids", f"they begin again in a row, and a cache continues one text; {APART}")
         return documents.expand(batch, -1)
 
 
