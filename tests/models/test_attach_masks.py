@@ -1,6 +1,5 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
-import copy
 import inspect
 import re
 from pathlib import Path
@@ -9,8 +8,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from whereformer import attach, detach
 from whereformer.errors import InputError
@@ -20,7 +17,7 @@ from whereformer.positions import visible_keys
 
 from .peers import SIZES
 from .served import BOTH
-from .test_attach import MODERN, by_hand, close, make, positions_of, switch
+from .test_attach import MODERN, close, make, positions_of
 from .test_attach_windows import GROUPED
 
 # Importing DeBERTa scripts functions in older releases of transformers.
@@ -114,20 +111,6 @@ def make_bert(**options):
 def make_decoder(name, **options):
     kind, config = getattr(transformers, f"{name}Model"), getattr(transformers, f"{name}Config")
     return make(kind(config(**{**GROUPED, **options})))
-
-
-def test_a_method_knows_both_sides_where_masks_show_them():
-    theirs = make_decoder("Llama", is_causal=False)
-    ours = attach(copy.deepcopy(theirs), "t5")
-    nn.init.normal_(ours.whereformer.weight)
-    offsets = torch.arange(12) - torch.arange(12)[:, None]
-    biases = [ours.whereformer.curve(offsets, layer=layer).unsqueeze(0) for layer in range(3)]
-    assert (biases[0] - biases[0].mT).abs().amax() > 1
-    AttentionInterface.register("by_hand", by_hand(iter(biases)))
-    AttentionMaskInterface.register("by_hand", eager_mask)
-    switch(theirs, "by_hand")
-    ids = torch.randint(3, 50, (2, 12))
-    close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state)
 
 
 def test_causality_is_what_it_was_when_a_method_was_attached():
