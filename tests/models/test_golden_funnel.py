@@ -144,15 +144,6 @@ def test_every_layer(file, case):
         close(out.attentions[layer], golden)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_every_backend(backend):
-    case = "rs_sep1_tr1_pq1_mean_n16_seg_pad"
-    model = authors_encoder("W1", settings("enc_W1", case), attention_backend=backend)
-    stored = tensors("enc_W1", case)
-    with torch.no_grad():
-        close(model(**inputs(stored)).last_hidden_state, stored["hidden_06"])
-
-
 SOURCES = {"hf": "all", "fixed": "any", "tf": "any"}
 """How each source of the decoder's numbers pools masks."""
 

@@ -255,8 +255,8 @@ IDS = torch.ones_like(SEQ)
 
 def test_a_mask_of_ones_is_no_padding():
     model = randomized(Encoder, position="tisa", **FUNNEL)
-    found, expected = (model(IDS, seq_idx=SEQ, **more).last_hidden_state for more in ({"attention_mask": IDS}, {}))
-    assert torch.equal(found, expected)
+    states = [model(IDS, seq_idx=SEQ, **options).last_hidden_state for options in ({"attention_mask": IDS}, {})]
+    assert torch.equal(*states)
 
 
 @pytest.mark.parametrize(

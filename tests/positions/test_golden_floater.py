@@ -5,7 +5,6 @@ Left out: the convolutional network ``h`` (cases ``convh_*``), which none of the
 
 import pytest
 import torch
-from torch.nn import functional
 
 from tests.golden import Case, check, check_gradients, groups
 from tests.positions.layers import check_causal, feed_forward, install, linear, merge_heads, norm, prepare, split_heads
@@ -53,23 +52,6 @@ def test_trajectory_equals_the_original(case):
     check_gradients(golden, trajectory, TOLERANCE)
     # The adjoint method, which the authors trained with, agrees only as far as the solver is accurate.
     check_gradients(golden, trajectory, 1e-4, gradient="gadj_{}")
-
-
-@pytest.mark.parametrize("case", TRAJECTORIES)
-def test_velocity_equals_the_original(case):
-    """``h`` at time 0.3, from our layers: their last input column multiplies the time."""
-    golden = case.tensors()
-    initial = golden["proj_bias"]
-    position = floater(torch.zeros(3, *initial.shape[1:]), [golden[name] for name in FLOW])
-    time = torch.full_like(initial[..., :1], 0.3)
-
-    hidden = torch.relu(functional.linear(torch.cat((initial, time), -1), position.hidden.weight, position.hidden.bias))
-
-    check(
-        functional.linear(torch.cat((hidden, time), -1), position.out.weight, position.out.bias),
-        golden["h0"],
-        TOLERANCE,
-    )
 
 
 def lengthen(biases, length):

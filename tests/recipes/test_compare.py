@@ -3,10 +3,7 @@
 import os
 import re
 import shutil
-import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -102,26 +99,6 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
         assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
     other = encoders.build(recipe.config("none", 64), 6).state_dict()
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_an_interrupted_comparison_ends_with_the_same_bits(number, text, tmp_path):
-    whole, part = tmp_path / "whole", tmp_path / "part"
-    options = ("--steps=1200",)
-    words = [sys.executable, "-m", "whereformer", "compare", "--data", text, "--out", str(part), *TINY, *options]
-    command = subprocess.Popen([*words, "--positions", "none,tisa"], stderr=subprocess.PIPE, text=True)
-    until = time.time() + 200
-    while not list(part.glob("checkpoints/*/checkpoint-*")) and command.poll() is None and time.time() < until:
-        time.sleep(0.05)
-    command.send_signal(number)
-    _, err = command.communicate(timeout=60)
-    assert command.returncode == (130 if number == signal.SIGINT else -signal.SIGKILL)
-    assert ("interrupted" in err) == (number == signal.SIGINT)
-    assert list(part.glob("checkpoints/*/checkpoint-*"))
-    runs, again = (run(text, out, *options, positions="none,tisa") for out in (whole, part))
-    assert runs == again
-    assert same(weights(whole), weights(part))
 
 
 def delete_models(out):
@@ -223,11 +200,6 @@ def test_a_rate_that_diverges_is_not_taken_and_a_method_may_have_none(text, tmp_
     assert list(load(tmp_path / "b")[1]) == ["none"]
 
 
-def test_each_method_is_trained_with_the_best_of_its_rates(text, tmp_path):
-    runs = run(text, tmp_path, "--steps=20", "--learning-rate=0.01", "--rate-factors=1e-6,1", positions="none,tisa")
-    assert {each[0].rate for each in runs.values()} == {0.01}
-
-
 def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
     """With their own, too high rates look worse than they are in a whole training."""
     real, found = train.build_schedule, []
@@ -312,13 +284,6 @@ def test_too_little_text_for_the_length(text, tmp_path, capsys):
     assert "expected at least 16384 of each" in message
 
 
-def test_a_method_can_be_added_to_results_already_there(text, tmp_path, capsys):
-    run(text, tmp_path, positions="none")
-    runs = run(text, tmp_path, positions="none,alibi")
-    assert list(runs) == ["none", "alibi"]
-    assert "1 of 2 runs are already done; continuing with the others" in capsys.readouterr().out
-
-
 @pytest.mark.slow
 def test_every_method_can_be_compared(text, tmp_path):
     from whereformer import position_names
@@ -329,12 +294,6 @@ def test_every_method_can_be_compared(text, tmp_path):
     fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
     assert fixed == {name for name in position_names() if not method_class(name).extrapolates}
     assert all(each[0].flops for each in runs.values())
-
-
-def test_several_runs_at_a_time_give_the_same_results(text, tmp_path):
-    alone, spread = (run(text, tmp_path / jobs, f"--jobs={jobs}", positions="none,tisa") for jobs in ("1", "2"))
-    assert alone == spread
-    assert same(weights(tmp_path / "1"), weights(tmp_path / "2"))
 
 
 def test_the_function_does_what_the_command_does(text, tmp_path):
@@ -456,22 +415,6 @@ def test_data_that_cannot_be_hashed_is_refused_by_its_line(line, expected, tmp_p
     plugin.write_text("x = 1\n" + line)
     with pytest.raises(InputError, match=rf"my_method.py, line 2: {expected}"):
         load_plugin(plugin)
-
-
-def test_results_with_other_data_of_a_plugin_are_refused(text, tmp_path, capsys):
-    """As in a method that reads a factor from a file."""
-    plugin, out = tmp_path / "with_data.py", tmp_path / "out"
-    plugin.write_text('depends = ("factor.json",)\n' + PLUGIN.format(name="with_data"))
-    given = ["--positions=none,with_data", f"--plugin={plugin}"]
-    try:
-        (tmp_path / "factor.json").write_text("1.0")
-        run(text, out, given[1], positions="none,with_data")
-        positions.METHODS.pop("with_data")
-        (tmp_path / "factor.json").write_text("9.0")
-        line = fails(capsys, "compare", "--data", text, "--out", str(out), *TINY, *given)
-        assert f"{out} holds results with another version of the plugin; choose another folder" in line
-    finally:
-        positions.METHODS.pop("with_data", None)
 
 
 def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys):

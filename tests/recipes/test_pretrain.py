@@ -14,7 +14,6 @@ from tests.failing import fails, refusals
 from tests.lab.test_train import Waits
 from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
-from whereformer.analysis import held_out
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
 from whereformer.data import windows
@@ -235,20 +234,6 @@ def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
     assert {path: path.stat().st_mtime_ns for path in (copy / "model").iterdir()} == before
 
 
-def test_a_resume_opens_pickles_only_for_their_tensors(text, copy, monkeypatch):
-    shutil.rmtree(copy / "model")
-    real, opened = torch.load, []
-
-    def load(file, *arguments, **options):
-        opened.append((Path(file).name, options.get("weights_only")))
-        return real(file, *arguments, **options)
-
-    monkeypatch.setattr(torch, "load", load)
-    run(text, copy)
-    assert sorted(opened) == [("state.pt", True)]
-    assert not list(copy.rglob("*.bin"))
-
-
 def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finished, tmp_path, capsys):
     before = (finished / "records.jsonl").read_bytes()
     common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
@@ -347,20 +332,6 @@ def test_the_seed_decides_and_judging_does_not(text, tmp_path):
     assert first["losses"] != other["losses"]
     names = sorted(path.name for path in (tmp_path / "b" / "checkpoints").iterdir())
     assert names == ["checkpoint-3", "checkpoint-4", "checkpoint-5"]
-
-
-def test_a_loss_that_is_not_a_number_stops_with_advice_and_keeps_what_is_there(text, tmp_path, capsys, monkeypatch):
-    real = EncoderForMaskedLM.loss
-    steps = iter(range(1000))
-    monkeypatch.setattr(held_out, "held_out_scores", lambda *arguments, **options: {"loss": 1.0})
-
-    def loss(self, *arguments):
-        return real(self, *arguments) * (float("nan") if next(steps) >= 4 else 1.0)
-
-    monkeypatch.setattr(EncoderForMaskedLM, "loss", loss)
-    message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY)
-    assert "--learning-rate: the loss is not finite (NaN or inf) after 4 steps; 0.01 is too high, try 0.0025" in message
-    assert (tmp_path / "checkpoints" / "checkpoint-4").exists()
 
 
 def test_tensorboard_gets_the_losses(finished):

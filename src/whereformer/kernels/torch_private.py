@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])

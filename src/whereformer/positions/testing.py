@@ -15,10 +15,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..kernels import Positions, PositionsLike, Term, attention
 from ..kernels.call import check_term
+from ..kernels.torch_private import TorchDispatchMode
 from . import PositionMethod, PositionRangeError, Site, build_position, check_name
 from .base import OffsetFunction
 
