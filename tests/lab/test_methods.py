@@ -6,13 +6,10 @@ from whereformer.errors import InputError
 from whereformer.lab.methods import check_methods, known_methods
 
 
-def test_errors_name_the_setting():
-    with pytest.raises(InputError, match=r"^methods: unknown position method 'tsia'; did you mean 'tisa'"):
-        known_methods(["tsia"], field="methods")
-    with pytest.raises(InputError, match=r"^positions: unknown position method 'tsia'; did you mean 'tisa'"):
-        known_methods(["tsia"])
-    sizes = {"hidden_size": 6, "num_heads": 2}
-    with pytest.raises(InputError, match=r"^methods: 'rope' does not fit: .*expected an even number up to head_dim 3"):
-        check_methods(["tisa", "rope"], field="methods", **sizes)
-    with pytest.raises(InputError, match=r"^positions: 'rope' does not fit: .*expected an even number up to head_dim 3"):
-        check_methods(["tisa", "rope"], **sizes)
+@pytest.mark.parametrize("field", ["positions", "methods"])
+def test_errors_name_the_setting(field):
+    setting = {} if field == "positions" else {"field": field}
+    with pytest.raises(InputError, match=rf"^{field}: unknown position method 'tsia'; did you mean 'tisa'"):
+        known_methods(["tsia"], **setting)
+    with pytest.raises(InputError, match=rf"^{field}: 'rope' does not fit: .* an even number up to head_dim 3"):
+        check_methods(["tisa", "rope"], hidden_size=6, num_heads=2, **setting)
