@@ -228,10 +228,11 @@ def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypa
         ({0.5: 5.9, 1.0: 5.8, 2.0: 5.7}, False),
         ({0.5: 5.9, 1.0: 5.8, 2.0: None}, False),
         ({0.5: 5.9, 1.0: None, 2.0: None}, False),
+        ({0.5: 6.0, 1.0: 6.0, 2.0: 6.0}, False),
     ],
 )
 def test_short_trainings_are_for_methods_that_do_better_with_another_rate(losses, settled, tmp_path, monkeypatch):
-    """Looks at each rate come first, whose rate rises for two thirds of their steps."""
+    """Looks at each rate come first, whose rate rises for two thirds of their steps. Guessing has a loss of 6."""
     plans = []
 
     def fit(recipe, run, material, model, seed, plan, on_log, **more):
@@ -242,7 +243,7 @@ def test_short_trainings_are_for_methods_that_do_better_with_another_rate(losses
 
     monkeypatch.setattr(Compare, "fit", fit)
     recipe = Compare(out=tmp_path, learning_rate=1.0, steps=400)
-    material = SimpleNamespace(vocabulary=SimpleNamespace(size=64))
+    material = SimpleNamespace(vocabulary=SimpleNamespace(size=64), guessing=6.0)
     trials = recipe.search(SimpleNamespace(step=None), material, "none")
     looks, short = ([(rate, *plan) for rate in losses] for plan in ((40, 27), (60, 40)))
     assert plans == (looks if settled else [*looks, *short])

@@ -93,11 +93,14 @@ class Trials:
     losses: list[float | None]
     steps: int
 
-    def is_settled(self, rates: Sequence[float], usual: float) -> bool:
-        """Return whether looks show that the rate nearest to the usual one is kept: no other is ahead of it."""
+    def is_settled(self, rates: Sequence[float], usual: float, guessing: float) -> bool:
+        """Return whether looks show that the rate nearest to the usual one is kept.
+
+        With it, a method already predicts better than ``guessing``, and no other rate is ahead of it.
+        """
         losses = [math.nan if loss is None else loss for loss in self.losses]
         _, kept = min(zip(rates, losses, strict=True), key=lambda pair: abs(math.log(pair[0] / usual)))
-        return all(loss >= kept - AHEAD for loss in losses)
+        return kept < guessing and all(loss >= kept - AHEAD for loss in losses)
 
     def best(self, rates: Sequence[float], usual: float) -> float | None:
         """Return the rate that is nearest to the usual one, or the best of those that are clearly better.
@@ -340,7 +343,7 @@ class Compare(ManyRuns):
         steps = look(self.steps)
         if steps < short(self.steps):
             trials = self.try_rates(run, material, position, steps, warmup=round(2 / 3 * steps))
-            if trials.is_settled(self.rates, self.learning_rate):
+            if trials.is_settled(self.rates, self.learning_rate, material.guessing):
                 return trials
         return self.try_rates(run, material, position, short(self.steps), warmup=max(1, self.steps // 10))
 
