@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,8 +12,9 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, Position, check_least, offset_span
+from .base import ModelShape, Position, check_least, float_dtype, offset_span
 from .site import Site
+from .tables import remembered
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
@@ -33,13 +35,16 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 class Rows(NamedTuple):
     """What all layers share: the rows of the table that occur, ``low`` to ``high``, and where to read them.
 
-    ``offsets`` holds the row above ``low`` of every offset from ``first`` on.
+    ``offsets`` holds the row above ``low`` of every offset from ``first`` on. The weights are those of each layer, taken
+    apart at once: the gradient of a part has the size of the whole.
     """
 
     first: int
     low: int
     high: int
     offsets: Tensor
+    key_weights: Sequence[Tensor] | None
+    query_weights: Sequence[Tensor] | None
 
 
 class Deberta(Position):
@@ -120,27 +125,40 @@ class Deberta(Position):
             raise TypeError("deberta: needs whole positions, got fractional ones")
         first, last = span
         rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
-        return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
+        offsets = remembered(
+            self, "offsets", span, lambda: torch.tensor(rows, device=self.table.device) - rows[-1], self._like
+        )
+        weights = [None if each is None else each.unbind() for each in (self.key_weight, self.query_weight)]
+        return Rows(first, rows[-1], rows[0], offsets, *weights)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         rows: Rows = self.shared_at(site)
-        found: tuple[Term, ...] = ()
-        if self.key_weight is not None:
-            vectors = self._project(rows, site.layer, self.key_weight)
-            found += (OffsetKeys(vectors.index_select(1, rows.offsets), rows.first),)
-        if self.query_weight is not None:
-            # The query has the root in it, and the key has not.
-            vectors = self._project(rows, site.layer, self.query_weight, self.query_bias)
-            found += (OffsetQueries(vectors.index_select(1, rows.offsets) * self.terms_and_content**-0.5, rows.first),)
-        return found
-
-    def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Project the rows that occur for a layer, (heads, rows, head_dim)."""
-        own = self.model.passes[layer]
-        projected = functional.linear(
-            self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own]
+        sources = [self.table, self.key_weight, self.query_weight, self.query_bias]
+        return remembered(
+            self,
+            site.layer,
+            (rows.first, len(rows.offsets)),
+            lambda: self._terms(rows, self.model.passes[site.layer]),
+            *[source for source in sources if source is not None],
         )
-        return projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+
+    def _terms(self, rows: Rows, layer: int) -> tuple[Term, ...]:
+        """Return the terms of a distinct layer."""
+        terms: tuple[Term, ...] = ()
+        if rows.key_weights is not None:
+            terms += (OffsetKeys(self._project(rows, rows.key_weights[layer], None), rows.first),)
+        if rows.query_weights is not None:
+            assert self.query_bias is not None
+            vectors = self._project(rows, rows.query_weights[layer], self.query_bias[layer])
+            # The query has the root in it, and the key has not.
+            terms += (OffsetQueries(vectors * self.terms_and_content**-0.5, rows.first),)
+        return terms
+
+    def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Project the rows that occur, and return the vector of each offset, (heads, offsets, head_dim)."""
+        projected = functional.linear(self.table[rows.low : rows.high + 1], weight, bias)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        return vectors.index_select(1, rows.offsets).to(float_dtype(vectors))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,18 +21,23 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, Position, check_choice
+from .base import ModelShape, Position, check_choice, float_dtype
 from .site import Site
+from .tables import remembered
 
 FORMS = ("shifted", "factorized")
 
 
 class Window(NamedTuple):
-    """The offsets between affine sequences, ``first``, ``first + step``, ..., and their sinusoids (T, hidden_size)."""
+    """The offsets between affine sequences, ``first``, ``first + step``, ..., and their sinusoids (T, hidden_size).
+
+    The kernels are those of each layer, taken apart at once: the gradient of a part has the size of the whole.
+    """
 
     first: int
     step: int
     waves: Tensor
+    kernels: Sequence[Tensor]
 
 
 class TransformerXL(Position):
@@ -93,8 +100,15 @@ class TransformerXL(Position):
         assert isinstance(queries, Positions)
         assert isinstance(keys, Positions)
         (first, last), step = span, offset_step(queries, keys) or 1
-        waves = self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
-        return Window(first, step, self.dropout(waves))
+        device = self.kernel.device
+        waves = remembered(
+            self,
+            "waves",
+            (*span, step),
+            lambda: self._waves(-torch.arange(first, last + 1, step, device=device)),
+            self._like,
+        )
+        return Window(first, step, self.dropout(waves), self.kernel.unbind())
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, site.layer, query), key, value
@@ -103,13 +117,25 @@ class TransformerXL(Position):
         window = self.shared_at(site)
         if window is None:
             return (self._factorized(query, site),)
-        kernel = self.kernel[self.model.passes[site.layer]]
-        vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-        # The query has u added already.
-        more = (self.position_bias - self.content_bias)[self.model.passes[site.layer]].unsqueeze(-1)
-        table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
+        compute = partial(self._tables, window, self.model.passes[site.layer], self.content_scale(site))
+        if self.training and self.dropout.p:
+            vectors, table = compute()
+        else:
+            key = window.first, window.step, len(window.waves), self.content_scale(site)
+            sources = self.kernel, self.content_bias, self.position_bias
+            vectors, table = remembered(self, site.layer, key, compute, *sources)
         terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
         return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
+
+    def _tables(self, window: Window, layer: int, scale: float) -> tuple[Tensor, Tensor]:
+        """Return what the query of a distinct layer meets at each offset: vectors (heads, T, head_dim), and scaled
+        numbers (heads, T)."""
+        projected = functional.linear(window.waves, window.kernels[layer].mT)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1).contiguous()
+        vectors = vectors.to(float_dtype(vectors))
+        # The query has u added already.
+        more = (self.position_bias[layer] - self.content_bias[layer]).to(vectors.dtype)
+        return vectors, torch.linalg.vecdot(vectors, more.unsqueeze(1)) * scale
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.passes[layer]].unsqueeze(1).to(like.dtype)
@@ -130,13 +156,13 @@ class TransformerXL(Position):
         query_is_cls, key_is_cls = (
             (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
         )
-        vectors = vectors.to(query.dtype)
         scale = self.content_scale(site)
         bias = self._bias(self.position_bias, site.layer, query)
 
         if key_positions.length and key_positions.start <= 0:
             offsets = key_positions.start - query_positions.values(query.device)
-            column = vectors[:, (offsets - window.first) // window.step]  # (heads, n_q, head_dim)
+            rows = (offsets - window.first) // window.step
+            column = vectors.index_select(1, rows).to(query.dtype)  # (heads, n_q, head_dim)
             # Not computed from query + bias, which would have to be kept for the backward.
             wrong = torch.linalg.vecdot(query, column) + (bias * column).sum(-1)
             wrong = wrong * (query_is_cls - 1) * scale
@@ -144,7 +170,7 @@ class TransformerXL(Position):
         if query_positions.length and query_positions.start <= 0:
             first = (key_positions.start - query_positions.start - window.first) // window.step
             every = max(1, key_positions.stride // window.step)  # a single key's may be shorter than a step
-            row = vectors[:, first::every][:, : key_positions.length]  # (heads, n_k, head_dim)
+            row = vectors[:, first::every][:, : key_positions.length].to(query.dtype)  # (heads, n_k, head_dim)
             wrong = torch.einsum("bhd,hkd->bhk", query[:, :, 0] + bias.squeeze(1), row) * -scale
             terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
         return tuple(terms)
