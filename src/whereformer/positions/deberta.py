@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
 from .base import ModelShape, Position, check_least, float_dtype, offset_span
 from .site import Site
-from .tables import remembered
+from .tables import Sources
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
@@ -33,18 +33,22 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 
 
 class Rows(NamedTuple):
-    """What all layers share: the rows of the table that occur, ``low`` to ``high``, and where to read them.
+    """What all layers share. Parts of parameters are taken once: the gradient of a part has the size of the whole.
 
-    ``offsets`` holds the row above ``low`` of every offset from ``first`` on. The weights are those of each layer, taken
-    apart at once: the gradient of a part has the size of the whole.
+    Args:
+        first: the first offset.
+        rows: the rows of the table that occur, (rows, hidden_size).
+        offsets: the row among these of every offset.
+        key_weights, query_weights: of each distinct layer.
+        sources: all parameters.
     """
 
     first: int
-    low: int
-    high: int
+    rows: Tensor
     offsets: Tensor
     key_weights: Sequence[Tensor] | None
     query_weights: Sequence[Tensor] | None
+    sources: Sources
 
 
 class Deberta(Position):
@@ -125,25 +129,23 @@ class Deberta(Position):
             raise TypeError("deberta: needs whole positions, got fractional ones")
         first, last = span
         rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
-        offsets = remembered(
-            self, "offsets", span, lambda: torch.tensor(rows, device=self.table.device) - rows[-1], self._like
+        low, high, device = rows[-1], rows[0], self.table.device
+        offsets = Sources(self, self._like).remembered("offsets", span, lambda: torch.tensor(rows, device=device) - low)
+        key_weights, query_weights = (
+            None if weight is None else weight.unbind() for weight in (self.key_weight, self.query_weight)
         )
-        weights = [None if each is None else each.unbind() for each in (self.key_weight, self.query_weight)]
-        return Rows(first, rows[-1], rows[0], offsets, *weights)
+        tensors = [each for each in (self.key_weight, self.query_weight, self.query_bias) if each is not None]
+        sources = Sources(self, self.table, *tensors)
+        return Rows(first, self.table[low : high + 1], offsets, key_weights, query_weights, sources)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         rows: Rows = self.shared_at(site)
-        sources = [self.table, self.key_weight, self.query_weight, self.query_bias]
-        return remembered(
-            self,
-            site.layer,
-            (rows.first, len(rows.offsets)),
-            lambda: self._terms(rows, self.model.passes[site.layer]),
-            *[source for source in sources if source is not None],
-        )
+        layer = self.model.passes[site.layer]
+        at = rows.first, len(rows.offsets)
+        return rows.sources.remembered(site.layer, at, lambda: self._terms(rows, layer))
 
     def _terms(self, rows: Rows, layer: int) -> tuple[Term, ...]:
         """Return the terms of a distinct layer."""
@@ -159,6 +161,6 @@ class Deberta(Position):
 
     def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Project the rows that occur, and return the vector of each offset, (heads, offsets, head_dim)."""
-        projected = functional.linear(self.table[rows.low : rows.high + 1], weight, bias)
+        projected = functional.linear(rows.rows, weight, bias)
         vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
         return vectors.index_select(1, rows.offsets).to(float_dtype(vectors))
