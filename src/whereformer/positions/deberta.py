@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,18 +37,20 @@ class Rows(NamedTuple):
     """What all layers share. Parts of parameters are taken once: the gradient of a part has the size of the whole.
 
     Args:
-        first: the first offset.
-        rows: the rows of the table that occur, (rows, hidden_size).
-        offsets: the row among these of every offset.
-        key_weights, query_weights: of each distinct layer.
+        first, last: the first offset and the last one.
+        rows: the rows of the table that occur, (rows, hidden_size): one for each offset, or ``offsets`` tells.
+        offsets: the row of each offset; None if no two offsets have the same.
+        key_weights, query_weights, query_biases: of each distinct layer.
         sources: all parameters.
     """
 
     first: int
+    last: int
     rows: Tensor
-    offsets: Tensor
+    offsets: Tensor | None
     key_weights: Sequence[Tensor] | None
     query_weights: Sequence[Tensor] | None
+    query_biases: Sequence[Tensor] | None
     sources: Sources
 
 
@@ -128,39 +131,40 @@ class Deberta(Position):
         if span is None:
             raise TypeError("deberta: needs whole positions, got fractional ones")
         first, last = span
-        rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
-        low, high, device = rows[-1], rows[0], self.table.device
-        offsets = Sources(self, self._like).remembered("offsets", span, lambda: torch.tensor(rows, device=device) - low)
-        key_weights, query_weights = (
-            None if weight is None else weight.unbind() for weight in (self.key_weight, self.query_weight)
-        )
-        tensors = [each for each in (self.key_weight, self.query_weight, self.query_bias) if each is not None]
-        sources = Sources(self, self.table, *tensors)
-        return Rows(first, self.table[low : high + 1], offsets, key_weights, query_weights, sources)
+        of_offsets = self.rows[first + self.max_distance : last + self.max_distance + 1]
+        low, high = of_offsets[-1], of_offsets[0]
+        # From the right to the left, as offsets go from the left to the right.
+        rows, offsets = self.table[low : high + 1].flip(0), None
+        if len(rows) < len(of_offsets):
+            index = partial(torch.tensor, [high - row for row in of_offsets], device=self.table.device)
+            offsets = Sources(self, self._like).remembered("offsets", span, index)
+        parameters = self.key_weight, self.query_weight, self.query_bias
+        key_weights, query_weights, query_biases = (None if each is None else each.unbind() for each in parameters)
+        sources = Sources(self, self.table, *(each for each in parameters if each is not None))
+        return Rows(first, last, rows, offsets, key_weights, query_weights, query_biases, sources)
 
     def rotate(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         rows: Rows = self.shared_at(site)
-        layer = self.model.passes[site.layer]
-        at = rows.first, len(rows.offsets)
+        at, layer = (rows.first, rows.last), self.model.passes[site.layer]
         return rows.sources.remembered(site.layer, at, lambda: self._terms(rows, layer))
 
     def _terms(self, rows: Rows, layer: int) -> tuple[Term, ...]:
         """Return the terms of a distinct layer."""
         terms: tuple[Term, ...] = ()
         if rows.key_weights is not None:
-            terms += (OffsetKeys(self._project(rows, rows.key_weights[layer], None), rows.first),)
-        if rows.query_weights is not None:
-            assert self.query_bias is not None
-            vectors = self._project(rows, rows.query_weights[layer], self.query_bias[layer])
+            terms += (OffsetKeys(self._project(rows, rows.key_weights[layer]), rows.first),)
+        if rows.query_weights is not None and rows.query_biases is not None:
+            vectors = self._project(rows, rows.query_weights[layer], rows.query_biases[layer])
             # The query has the root in it, and the key has not.
             terms += (OffsetQueries(vectors * self.terms_and_content**-0.5, rows.first),)
         return terms
 
-    def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Project the rows that occur, and return the vector of each offset, (heads, offsets, head_dim)."""
+    def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Project the rows, and return the vector of each offset, (heads, offsets, head_dim)."""
         projected = functional.linear(rows.rows, weight, bias)
         vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-        return vectors.index_select(1, rows.offsets).to(float_dtype(vectors))
+        vectors = vectors.contiguous() if rows.offsets is None else vectors.index_select(1, rows.offsets)
+        return vectors.to(float_dtype(vectors))

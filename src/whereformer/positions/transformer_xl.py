@@ -195,8 +195,10 @@ class TransformerXL(Position):
         )
         column = row = None
         if self.reset_cls and keys.length and keys.start <= 0:
-            rows = (keys.start - queries.values(vectors.device) - window.first) // window.step
-            wrong = vectors.index_select(1, rows) * ((window.query_is_cls[0] - 1) * scale)
+            start, stop = ((keys.start - at - window.first) // window.step for at in (queries.last, queries.start))
+            every = max(1, queries.stride // window.step)
+            # Not by an index, whose gradient takes many times as long.
+            wrong = vectors[:, start : stop + 1 : every].flip(1) * ((window.query_is_cls[0] - 1) * scale)
             column = wrong.to(dtype), torch.linalg.vecdot(wrong, bias).to(dtype), key_is_cls
         if self.reset_cls and queries.length and queries.start <= 0:
             first = (keys.start - queries.start - window.first) // window.step
