@@ -388,7 +388,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
         for command in (["positions", "--measure", str(out)], analyze):
-            assert "a+b, and what a --plugin registers" in fails(capsys, *command)
+            assert "a+b, and the methods that a --plugin registers" in fails(capsys, *command)
         plugin.write_text(example + "# changed")
         main([*analyze, given])
         line = fails(capsys, *probe, given)
@@ -465,7 +465,7 @@ def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys
         (None, "--plugin: no such file: "),
         ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
         ("x = 1\nx = = 2", "my_method.py, line 2: invalid syntax"),
-        (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is taken by"),
+        (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is already the name of"),
     ],
 )
 def test_a_bad_plugin_is_one_line(content, expected, tmp_path, capsys):

@@ -130,7 +130,7 @@ class Deberta(PositionMethod):
         """
         span = offset_span(site.query_positions, site.key_positions, self.max_distance)
         if span is None:
-            raise TypeError("deberta: needs whole positions, got fractional ones")
+            raise TypeError("deberta: needs integer positions, got fractional ones")
         first, last = span
         of_offsets = self.rows[first + self.max_distance : last + self.max_distance + 1]
         low, high = of_offsets[-1], of_offsets[0]
