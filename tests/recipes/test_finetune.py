@@ -254,17 +254,6 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])
 
 
-def test_another_models_tokenizer_is_refused(model, data, tmp_path, capsys):
-    folder = tmp_path / "model"
-    save_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"extra{number}" for number in range(9)])
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    arguments = ["--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "out"), *TINY]
-    line = fails(capsys, "finetune", *arguments, "--tokenizer", str(tmp_path / "tokenizer"))
-    assert "--tokenizer: it has ids up to" in line
-
-
 def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     run(model, data, tmp_path)
     capsys.readouterr()
