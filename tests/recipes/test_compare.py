@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
-import whereformer
 from tests.failing import fails, refusals
 from tests.lab.report.pages import Page
 from tests.recipes.trainings import TINY_ENCODER, same
@@ -327,19 +326,6 @@ def test_every_method_can_be_compared(text, tmp_path):
     fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
     assert fixed == {name for name in position_names() if not method_class(name).extrapolates}
     assert all(each[0].flops for each in runs.values())
-
-
-def test_the_function_does_what_the_command_does(text, tmp_path):
-    by_command = run(text, tmp_path / "[b]command[/b]", positions="none,tisa")
-    tiny = {"length": 16, "batch_size": 4, "blocks": "1", "hidden_size": 16, "vocab_size": 64, "rate_factors": "1"}
-    report = whereformer.compare(data=text, positions=["none", "tisa"], steps=6, quiet=True, jobs=1, **tiny)
-    assert {(name, seed): run for (seed, name), run in report.values.items()} == {
-        (name, seed): run for name, runs in by_command.items() for seed, run in runs.items()
-    }
-    assert "Held-out masked-LM loss" in str(report)
-    assert "<table" in report._repr_html_()
-    with pytest.raises(TypeError, match="unexpected keyword argument 'step'"):
-        whereformer.compare(step=3)
 
 
 PLUGIN = """
