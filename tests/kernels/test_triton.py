@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import (
+    BATCH,
     DEVICE,
     DIM,
     EVERY_KIND,
@@ -18,6 +19,7 @@ from tests.kernels.cases import (
     output_gradient,
     random,
     terms_of,
+    with_log_sums,
 )
 from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
 from whereformer.kernels.call import make_call
@@ -32,6 +34,13 @@ interpreter.mend()
 arguments, available, launch = (
     importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "available", "launch")
 )
+
+
+def test_in_short():
+    """A little of all that test_backends asks of it at length."""
+    terms = terms_of((*EVERY_KIND, "queries", "decay"), 20, 20)
+    options = {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0}
+    check("triton", content(20, 20), terms, dropout_p=0.2, **options)
 
 
 @pytest.mark.slow
@@ -60,6 +69,27 @@ def test_operators(names, options):
     # Compiled programs differ from those of other backends in the shapes that they are told; the rest takes long here.
     quick = {"test_utils": ("test_schema", "test_faketensor")} if options == {"return_lse": True} else {}
     check_operators(launch.operators, launch.backend.adapted(call), **quick)
+
+
+# --- windows, shared keys, soft caps, logs of sums
+
+# test_backends asks all of it at length.
+
+
+@pytest.mark.parametrize(
+    "size", [(HEADS,), *(pytest.param(size, marks=pytest.mark.slow) for size in ((), (BATCH, HEADS, 20)))], ids=str
+)
+def test_logs_of_sums_and_sinks(size):
+    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
+    key_mask[1] = False
+    call = content(20, 33), terms_of(["bias"], 20, 33), random(*size) if size else None
+    expected, found = (
+        with_log_sums(name, dtype, *call, window=(5, 5), key_mask=key_mask)
+        for name, dtype in (("reference", torch.float64), ("triton", torch.float32))
+    )
+    assert found[1][1].isneginf().all() or size
+    for ours, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
 
 
 # --- the gradient of a bias

@@ -131,15 +131,6 @@ def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, mo
     torch.testing.assert_close(counted_logits, model(ids[:, :-3]).logits, rtol=1e-9, atol=1e-10)
 
 
-def test_weights_are_causal():
-    model = build(position="tisa")
-    ids = torch.randint(1, 50, (2, 7))
-    weights = model(ids, output_attentions=True).attentions
-    for each in weights:
-        assert not each.triu(1).any()
-        torch.testing.assert_close(each.sum(-1), torch.ones(2, 2, 7, dtype=each.dtype))
-
-
 def test_it_is_saved_and_found_by_its_class(tmp_path):
     model = build(position="rope")
     model.save_pretrained(tmp_path)

@@ -173,20 +173,6 @@ def test_decoder(case, source):
     close(out.last_hidden_state, golden["decoder" if source == "tf" else "last_hidden_state"])
 
 
-@pytest.mark.parametrize(("file", "case"), cases("decoder_repeat_W3"))
-def test_decoder_after_repeated_layers(file, case):
-    stored = tensors(file, case)
-    sizes, state = weights("W3", "hf")
-    config = configuration(sizes, settings(file, case), decoder_layers="1")
-    model = Encoder(config).eval()
-    model.load_state_dict(from_funnel(state, config))
-    with torch.no_grad():
-        out = model(**inputs(stored), output_hidden_states=True)
-    for number in range(1, 6):
-        close(out.hidden_states[number], stored[f"tf/hidden_{number:02}"])
-    close(out.last_hidden_state, stored["tf/decoder"])
-
-
 def authors_gradients():
     return [case for case in opened("grads_W1")[0]["cases"] if case.startswith("authors_")]
 

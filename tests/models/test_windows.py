@@ -115,22 +115,6 @@ def test_a_window_that_sees_all_is_none(position, shape):
     torch.testing.assert_close(step(make(position, windows="17", **shape), inputs), expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.parametrize("separate_cls", [True, False])
-def test_weights_of_pooled_tokens(separate_cls):
-    model = make(blocks="1-1-1", windows="4,2,8", separate_cls=separate_cls)
-    weights = model(words(), output_attentions=True).attentions
-    # The positions of queries and keys in every layer
-    whole, half, quarter = [torch.arange(17)], [torch.arange(-1, 16, 2)[:9]], [torch.arange(-3, 14, 4)]
-    if not separate_cls:
-        half, quarter = [torch.arange(0, 17, 2)], [torch.arange(0, 17, 4)]
-    for found, queries, keys, window in zip(
-        weights, whole + half + quarter, whole + whole + half, (4, 2, 8), strict=True
-    ):
-        near = (queries[:, None] - keys).abs() <= window
-        assert found.shape[2:] == near.shape
-        assert torch.equal(found[0, 0] > 0, near)
-
-
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
-import whereformer
 from tests.failing import fails
 from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
@@ -66,17 +65,6 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     assert "| task | metric | baseline | S = 2 | gain | error reduction |" in table
     page = (tmp_path / "report.html").read_text()
     assert "whereformer finetune --" in page
-
-
-def test_the_function_does_what_the_command_does(model, data, tmp_path):
-    by_command = run(model, data, tmp_path)
-    options = {"model": model, "data": data, "task": ["cola"], "kernels": [0, 2], "seeds": 1, "epochs": 1}
-    report = whereformer.finetune(**options, batch_size=8, device="cpu", quiet=True)
-    assert {key: vars(each) for key, each in report.values.items()} == by_command
-    assert "learned+tisa: scores in percent" in str(report)
-    assert "<table" in report._repr_html_()
-    plan = whereformer.finetune(**options, dry_run=True, quiet=True)
-    assert "2: 1 task, 2 models, 1 seed" in str(plan)
 
 
 def test_it_learns(model, data, tmp_path):
@@ -264,17 +252,6 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     assert "rows were truncated to 10 tokens" in (tmp_path / "out" / "report.md").read_text()
     # Methods that go on beyond what was trained need no cut.
     main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])
-
-
-def test_another_models_tokenizer_is_refused(model, data, tmp_path, capsys):
-    folder = tmp_path / "model"
-    save_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"extra{number}" for number in range(9)])
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    arguments = ["--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "out"), *TINY]
-    line = fails(capsys, "finetune", *arguments, "--tokenizer", str(tmp_path / "tokenizer"))
-    assert "--tokenizer: it has ids up to" in line
 
 
 def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):

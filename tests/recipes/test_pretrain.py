@@ -375,15 +375,6 @@ def test_a_tracker_that_fails_costs_no_training(call, text, finished, tmp_path, 
     assert same(weights(tmp_path), weights(finished))
 
 
-def test_a_model_folder_that_is_a_link_to_another_disk_stays_one(text, finished, tmp_path):
-    for name in ("disk", "out"):
-        (tmp_path / name).mkdir()
-    (tmp_path / "out" / "model").symlink_to(tmp_path / "disk")
-    run(text, tmp_path / "out")
-    assert (tmp_path / "out" / "model").is_symlink()
-    assert same(load_file(tmp_path / "disk" / "model.safetensors"), weights(finished))
-
-
 @pytest.mark.parametrize("name", ["model", "checkpoints", "cache", "tensorboard"])
 def test_where_results_go_is_tried_before_the_text_is_read(name, text, tmp_path, capsys):
     (tmp_path / name).symlink_to(tmp_path / "nowhere")
