@@ -36,8 +36,6 @@ USED = {
     },
     # Of sentence-transformers.
     f"{NAME}.models.unpadding": {"_infer_flatten_position_offset"},
-    # check_position runs all operations in float64.
-    f"{NAME}.positions.testing": {"_python_dispatch"},
     # Python documents this one.
     f"{NAME}.lab": {"_exit"},
 }

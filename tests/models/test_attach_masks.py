@@ -305,7 +305,9 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
     attach(model, "tisa")
     apart = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own$"
     for mask in (None, torch.ones_like(row["input_ids"])):
-        with pytest.raises(InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"):
+        with pytest.raises(
+            InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"
+        ):
             model(**row, attention_mask=mask)
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
     close(model(**row, seq_idx=DOCUMENTS).last_hidden_state, alone)
@@ -314,7 +316,9 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
 def test_texts_in_a_row_cannot_be_continued():
     model = attach(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
     _, row = packed("position_ids, with a cache")
-    with pytest.raises(InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"):
+    with pytest.raises(
+        InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"
+    ):
         model.generate(**row, max_new_tokens=2)
     ids = row["input_ids"]
     mask = torch.ones_like(ids).index_fill(1, torch.arange(3), 0)

@@ -189,4 +189,4 @@ def test_a_mixture_starts_with_equal_shares():
         position = build_position(
             "synthesizer", hidden_size=8, num_heads=2, max_length=6, variant="random+dense", content=content
         )
-        assert_close(torch.stack(list(position._shares(0))), torch.full((count,), 1 / count))
+        assert_close(torch.stack(list(position._mixture_weights(0))), torch.full((count,), 1 / count))

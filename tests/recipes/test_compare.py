@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,24 +200,56 @@ def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypa
     assert found == [(4, 6), (4, 6), (4, 40)]
 
 
+@pytest.mark.parametrize(
+    ("losses", "settled"),
+    [
+        ({0.5: 5.9, 1.0: 5.8, 2.0: 5.8}, True),
+        ({0.5: 5.76, 1.0: 5.8, 2.0: 5.76}, True),
+        ({0.5: 5.7, 1.0: 5.8, 2.0: 5.9}, False),
+        ({0.5: 5.9, 1.0: 5.8, 2.0: 5.7}, False),
+        ({0.5: 5.9, 1.0: 5.8, 2.0: None}, False),
+        ({0.5: 5.9, 1.0: None, 2.0: None}, False),
+        ({0.5: 6.0, 1.0: 6.0, 2.0: 6.0}, False),
+    ],
+)
+def test_short_trainings_are_for_methods_that_do_better_with_another_rate(losses, settled, tmp_path, monkeypatch):
+    """Looks at each rate come first, whose rate rises for two thirds of their steps. Guessing has a loss of 6."""
+    plans = []
+
+    def fit(recipe, run, material, model, seed, plan, on_log, **more):
+        plans.append((plan.rate, plan.steps, plan.warmup))
+        if (loss := losses[plan.rate]) is None:
+            raise train.NotFiniteError.after(3, plan.rate)
+        return train.Trained(losses=[7.0] * (plan.steps - 4) + [loss] * 4)
+
+    monkeypatch.setattr(Compare, "fit", fit)
+    recipe = Compare(out=tmp_path, learning_rate=1.0, steps=400)
+    material = SimpleNamespace(vocabulary=SimpleNamespace(size=64), guessing=6.0)
+    trials = recipe.search(SimpleNamespace(step=None), material, "none")
+    looks, short = ([(rate, *plan) for rate in losses] for plan in ((40, 27), (60, 40)))
+    assert plans == (looks if settled else [*looks, *short])
+    assert trials.steps == (40 if settled else 60)
+    assert settled <= (trials.best(recipe.rates, 1.0) == 1.0)
+
+
 def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
-    trials, rates = Trials([3.0, 2.45, 2.4, None]), [1.0, 2.0, 4.0, 8.0]
+    trials, rates = Trials([3.0, 2.45, 2.4, None], 60), [1.0, 2.0, 4.0, 8.0]
     assert trials.best(rates, usual=1.0) == 4.0
     assert trials.best(rates, usual=2.0) == 2.0
     # A usual rate that was not tried, or did not last, is that of its neighbor.
     assert trials.best(rates, usual=2.5) == 2.0
     assert trials.best(rates, usual=8.0) == 4.0
-    assert Trials([None]).best([2.0], usual=2.0) is None
-    assert Trials([3.0, 2.7]).best([0.5, 2.0], usual=1.0) == 0.5
+    assert Trials([None], 60).best([2.0], usual=2.0) is None
+    assert Trials([3.0, 2.7], 60).best([0.5, 2.0], usual=1.0) == 0.5
 
 
 def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
     # As t5 with 3,600 steps, which the higher rate left with a loss that was higher by 0.1.
     rates = [0.004, 0.008, 0.016]
-    assert Trials([5.08, 4.77, 4.38]).best(rates, usual=0.008) == 0.008
-    assert Trials([5.08, 4.77, 4.38]).best(rates, usual=0.016) == 0.016
-    assert Trials([4.6, 4.77, 4.38]).best(rates, usual=0.008) == 0.004
-    assert Trials([5.08, 4.77, 4.2]).best(rates, usual=0.008) == 0.016
+    assert Trials([5.08, 4.77, 4.38], 60).best(rates, usual=0.008) == 0.008
+    assert Trials([5.08, 4.77, 4.38], 60).best(rates, usual=0.016) == 0.016
+    assert Trials([4.6, 4.77, 4.38], 60).best(rates, usual=0.008) == 0.004
+    assert Trials([5.08, 4.77, 4.2], 60).best(rates, usual=0.008) == 0.016
 
 
 @pytest.mark.parametrize(
@@ -333,7 +366,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
         for command in (["positions", "--measure", str(out)], analyze):
-            assert "a+b, and what a --plugin registers" in fails(capsys, *command)
+            assert "a+b, and the methods that a --plugin registers" in fails(capsys, *command)
         plugin.write_text(example + "# changed")
         main([*analyze, given])
         line = fails(capsys, *probe, given)
@@ -410,7 +443,7 @@ def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys
         (None, "--plugin: no such file: "),
         ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
         ("x = 1\nx = = 2", "my_method.py, line 2: invalid syntax"),
-        (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is taken by"),
+        (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is already the name of"),
     ],
 )
 def test_a_bad_plugin_is_one_line(content, expected, tmp_path, capsys):

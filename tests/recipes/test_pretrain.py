@@ -430,7 +430,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
         --position-options [3] => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '[3]'
         --position-options '{"clip": 3}' => --position-options: position 'tisa' has no option 'clip'; it has num_kernels
-        --position-options '{"num_kernels": "3"}' => num_kernels: expected a whole number, got '3'
+        --position-options '{"num_kernels": "3"}' => num_kernels: expected an integer, got '3'
         --position-options '{"share_layers": 1}' => share_layers: expected True or False, got 1
         --position-options '{"rotary_dim": 7}' --position rope => --position-options: rotary_dim: expected an even
         --position-options {} --position tsia => --position: unknown position method 'tsia'
