@@ -11,7 +11,6 @@ from tests.golden import check, groups
 from whereformer.analysis import TisaFit, fit_tisa, fit_tisa_up_to
 from whereformer.analysis.fit import kernels
 from whereformer.analysis.toeplitz import pairs
-from whereformer.positions import build_position
 
 GRAMS, FITS = groups("positions/analysis", ("random", "sinusoid", "noisy", "two", "one"), "fit")
 
@@ -138,14 +137,6 @@ def test_kernels_that_cancel_stay_of_a_size_with_the_curve():
     fit = fit_tisa(offsets_of(64), 4, constant=True)
     assert fit.explained > 0.99
     assert fit.amplitude.abs().max() < 100 * 126
-
-
-def test_curves_of_a_method_are_its_kernels():
-    position = build_position("tisa", hidden_size=8, num_heads=2, num_kernels=2)
-    curve = position.curve(offsets_of(64)).double().detach()
-    fit = fit_tisa(curve, 2)
-    assert (fit.explained > 0.999).all()
-    check(fit.curve(offsets_of(64)), curve, 2e-3)
 
 
 def test_curves_are_fitted_each_by_itself():

@@ -124,6 +124,15 @@ def test_a_kernel_that_takes_some_dtypes_leaves_the_others(monkeypatch):
     assert explain(*inputs(10, dtype=torch.float64), TERM).backend == "blockwise"
 
 
+def test_a_backend_refuses_an_input_that_it_does_not_list(monkeypatch):
+    need_native()
+    listed = tuple(name for name in module.native.backend.inputs if name != "bias")
+    monkeypatch.setattr(module.native.backend, "inputs", listed)
+    with pytest.raises(ValueError, match=r"^backend: 'native' knows no bias; use backend='blockwise'$"):
+        attention(*inputs(10), TERM, backend="native")
+    assert explain(*inputs(10), TERM).backend == "blockwise"
+
+
 def test_explaining_draws_no_random_numbers():
     before = torch.get_rng_state()
     explain(*inputs(100), TERM, dropout_p=0.1)

@@ -12,7 +12,6 @@ from tests.kernels.cases import (
     DIM,
     EVERY_KIND,
     HEADS,
-    TABLES,
     call_of,
     check,
     check_operators,
@@ -42,10 +41,6 @@ def test_in_short():
     terms = terms_of((*EVERY_KIND, "queries", "decay"), 20, 20)
     options = {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0}
     check("triton", content(20, 20), terms, dropout_p=0.2, **options)
-
-
-def test_a_table_for_all_offsets_has_no_outside():
-    check("triton", content(20, 33), terms_of(["bias_for_all_offsets"], 20, 33), causal=True)
 
 
 @pytest.mark.slow
@@ -79,13 +74,6 @@ def test_operators(names, options):
 # --- windows, shared keys, soft caps, logs of sums
 
 # test_backends asks all of it at length.
-
-
-@pytest.mark.parametrize(
-    ("key_heads", "options"), [(1, {"window": (9, 3)}), pytest.param(HEADS, {"softcap": 0.5}, marks=pytest.mark.slow)]
-)
-def test_windows_shared_keys_and_soft_caps(key_heads, options):
-    check("triton", content(20, 33, key_heads=key_heads), terms_of(TABLES, 20, 33), **options)
 
 
 @pytest.mark.parametrize(

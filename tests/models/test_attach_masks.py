@@ -1,6 +1,5 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
-import copy
 import inspect
 import re
 from pathlib import Path
@@ -9,8 +8,6 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from whereformer import attach, detach
 from whereformer.errors import InputError
@@ -20,7 +17,7 @@ from whereformer.positions import visible_keys
 
 from .peers import SIZES
 from .served import BOTH
-from .test_attach import MODERN, by_hand, close, make, positions_of, switch
+from .test_attach import MODERN, close, make, positions_of
 from .test_attach_windows import GROUPED
 
 # Importing DeBERTa scripts functions in older releases of transformers.
@@ -114,20 +111,6 @@ def make_bert(**options):
 def make_decoder(name, **options):
     kind, config = getattr(transformers, f"{name}Model"), getattr(transformers, f"{name}Config")
     return make(kind(config(**{**GROUPED, **options})))
-
-
-def test_a_method_knows_both_sides_where_masks_show_them():
-    theirs = make_decoder("Llama", is_causal=False)
-    ours = attach(copy.deepcopy(theirs), "t5")
-    nn.init.normal_(ours.whereformer.weight)
-    offsets = torch.arange(12) - torch.arange(12)[:, None]
-    biases = [ours.whereformer.curve(offsets, layer=layer).unsqueeze(0) for layer in range(3)]
-    assert (biases[0] - biases[0].mT).abs().amax() > 1
-    AttentionInterface.register("by_hand", by_hand(iter(biases)))
-    AttentionMaskInterface.register("by_hand", eager_mask)
-    switch(theirs, "by_hand")
-    ids = torch.randint(3, 50, (2, 12))
-    close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state)
 
 
 def test_causality_is_what_it_was_when_a_method_was_attached():
@@ -322,7 +305,9 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
     attach(model, "tisa")
     apart = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own$"
     for mask in (None, torch.ones_like(row["input_ids"])):
-        with pytest.raises(InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"):
+        with pytest.raises(
+            InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"
+        ):
             model(**row, attention_mask=mask)
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
     close(model(**row, seq_idx=DOCUMENTS).last_hidden_state, alone)
@@ -331,7 +316,9 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
 def test_texts_in_a_row_cannot_be_continued():
     model = attach(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
     _, row = packed("position_ids, with a cache")
-    with pytest.raises(InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"):
+    with pytest.raises(
+        InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"
+    ):
         model.generate(**row, max_new_tokens=2)
     ids = row["input_ids"]
     mask = torch.ones_like(ids).index_fill(1, torch.arange(3), 0)

@@ -490,15 +490,3 @@ def test_minilm(minilm):
     for name, other in pairs.items():
         golden = original.get_parameter(other).grad
         torch.testing.assert_close(ours.get_parameter(name).grad, golden, rtol=1e-8, atol=1e-9)
-
-
-def test_minilm_with_another_position_and_head(minilm):
-    model = load_pretrained(minilm, "learned+tisa", model_class=EncoderForSequenceClassification, num_labels=4)
-    lines = str(model.loading_report).splitlines()
-    assert "classifier.dense.weight" in model.loading_report.loaded
-    assert lines[1:] == [
-        "dropped: embeddings.position_ids",
-        "initialized: encoder.position.parts.1.amplitude, encoder.position.parts.1.sharpness, "
-        "encoder.position.parts.1.center, classifier.out",
-    ]
-    assert model(torch.arange(100, 110)[None]).logits.shape == (1, 4)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
+from tests.positions.stack import HEADS, LAYERS, WIDTH, randomize_parameters
 from whereformer import DistanceDecay, Positions, Site, attention, build_position
 
 HEAD_DIM = WIDTH // HEADS
@@ -13,7 +13,7 @@ LAYER = 1
 
 def build(**options):
     position = build_position("fox", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, **options).double()
-    spread(position)
+    randomize_parameters(position)
     return position
 
 

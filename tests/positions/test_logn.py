@@ -197,7 +197,7 @@ def test_the_factor_reaches_products_with_the_query_and_no_others():
         ({"kind": "su"}, "train_length: 'su' needs the length of the texts in training, got None"),
         ({"kind": "llama4"}, "train_length: 'llama4' needs the length of the texts in training, got None"),
         ({"kind": "su", "train_length": 1}, "train_length: expected at least 2, got 1"),
-        ({"train_length": 8}, "train_length: 'ssmax' trains its factor and has none, got 8"),
+        ({"train_length": 8}, "train_length: 'ssmax' trains its factor; expected None, got 8"),
         ({"kind": "llama4", "train_length": 8, "alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
     ],
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -11,8 +13,9 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, PositionMethod, check_least, offset_span
+from .base import ModelShape, PositionMethod, check_min, float_dtype, offset_span
 from .site import Site
+from .tables import Sources
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
@@ -31,15 +34,24 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 
 
 class Rows(NamedTuple):
-    """What all layers share: the rows of the table that occur, ``low`` to ``high``, and where to read them.
+    """What all layers share. Parts of parameters are taken once: the gradient of a part has the size of the whole.
 
-    ``offsets`` holds the row above ``low`` of every offset from ``first`` on.
+    Args:
+        first, last: the first offset and the last one.
+        rows: the rows of the table that occur, (rows, hidden_size): one for each offset, or ``offsets`` tells.
+        offsets: the row of each offset; None if no two offsets have the same.
+        key_weights, query_weights, query_biases: of each distinct layer.
+        sources: all parameters.
     """
 
     first: int
-    low: int
-    high: int
-    offsets: Tensor
+    last: int
+    rows: Tensor
+    offsets: Tensor | None
+    key_weights: Sequence[Tensor] | None
+    query_weights: Sequence[Tensor] | None
+    query_biases: Sequence[Tensor] | None
+    sources: Sources
 
 
 class Deberta(PositionMethod):
@@ -84,7 +96,7 @@ class Deberta(PositionMethod):
         p2c: bool = True,
     ) -> None:
         super().__init__(model)
-        check_least(1, max_distance=max_distance)
+        check_min(1, max_distance=max_distance)
         if num_buckets is not None and (num_buckets < 4 or num_buckets % 2):
             raise InputError("num_buckets", f"expected an even number of at least 4, or None, got {num_buckets}")
         if num_buckets is not None and max_distance <= num_buckets // 2 + 1:
@@ -118,30 +130,42 @@ class Deberta(PositionMethod):
         """
         span = offset_span(site.query_positions, site.key_positions, self.max_distance)
         if span is None:
-            raise TypeError("deberta: needs whole positions, got fractional ones")
+            raise TypeError("deberta: needs integer positions, got fractional ones")
         first, last = span
-        rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
-        return Rows(first, rows[-1], rows[0], torch.tensor(rows, device=self.table.device) - rows[-1])
+        of_offsets = self.rows[first + self.max_distance : last + self.max_distance + 1]
+        low, high = of_offsets[-1], of_offsets[0]
+        # From the right to the left, as offsets go from the left to the right.
+        rows, offsets = self.table[low : high + 1].flip(0), None
+        if len(rows) < len(of_offsets):
+            index = partial(torch.tensor, [high - row for row in of_offsets], device=self.table.device)
+            offsets = Sources(self, self._like).remembered("offsets", span, index)
+        parameters = self.key_weight, self.query_weight, self.query_bias
+        key_weights, query_weights, query_biases = (None if each is None else each.unbind() for each in parameters)
+        sources = Sources(self, self.table, *(each for each in parameters if each is not None))
+        return Rows(first, last, rows, offsets, key_weights, query_weights, query_biases, sources)
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query * self.terms_and_content**-0.5, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         rows: Rows = self.get_shared(site)
-        found: tuple[Term, ...] = ()
-        if self.key_weight is not None:
-            vectors = self._project(rows, site.layer, self.key_weight)
-            found += (OffsetKeys(vectors.index_select(1, rows.offsets), rows.first),)
-        if self.query_weight is not None:
-            # The query has the root in it, and the key has not.
-            vectors = self._project(rows, site.layer, self.query_weight, self.query_bias)
-            found += (OffsetQueries(vectors.index_select(1, rows.offsets) * self.terms_and_content**-0.5, rows.first),)
-        return found
+        at, layer = (rows.first, rows.last), self.model.layer_of_pass[site.layer]
+        return rows.sources.remembered(site.layer, at, lambda: self._terms(rows, layer))
 
-    def _project(self, rows: Rows, layer: int, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Project the rows that occur for a layer, (heads, rows, head_dim)."""
-        own = self.model.layer_of_pass[layer]
-        projected = functional.linear(
-            self.table[rows.low : rows.high + 1], weight[own], None if bias is None else bias[own]
-        )
-        return projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+    def _terms(self, rows: Rows, layer: int) -> tuple[Term, ...]:
+        """Return the terms of a distinct layer."""
+        terms: tuple[Term, ...] = ()
+        if rows.key_weights is not None:
+            terms += (OffsetKeys(self._project(rows, rows.key_weights[layer]), rows.first),)
+        if rows.query_weights is not None and rows.query_biases is not None:
+            vectors = self._project(rows, rows.query_weights[layer], rows.query_biases[layer])
+            # The query has the root in it, and the key has not.
+            terms += (OffsetQueries(vectors * self.terms_and_content**-0.5, rows.first),)
+        return terms
+
+    def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Project the rows, and return the vector of each offset, (heads, offsets, head_dim)."""
+        projected = functional.linear(rows.rows, weight, bias)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        vectors = vectors.contiguous() if rows.offsets is None else vectors.index_select(1, rows.offsets)
+        return vectors.to(float_dtype(vectors))

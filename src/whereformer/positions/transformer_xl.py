@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,18 +21,52 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, PositionMethod, check_choice
+from .base import ModelShape, PositionMethod, check_choice, float_dtype
 from .site import Site
+from .tables import Sources
 
 FORMS = ("shifted", "factorized")
 
 
 class Window(NamedTuple):
-    """The offsets between affine sequences, ``first``, ``first + step``, ..., and their sinusoids (T, hidden_size)."""
+    """What all layers share between affine sequences.
+
+    Parts of parameters are taken once: the gradient of a part has the size of the whole.
+
+    Args:
+        first, step: the offsets are ``first``, ``first + step``, ...
+        waves: their sinusoids, (T, hidden_size).
+        query_is_cls, key_is_cls: 1 for [CLS], else 0, (1, 1, n, 1).
+        kernels: of each distinct layer.
+        position_biases: of each distinct layer, (heads, 1, head_dim).
+        sources: all parameters; None if dropout draws new waves.
+    """
 
     first: int
     step: int
     waves: Tensor
+    query_is_cls: Tensor
+    key_is_cls: Tensor
+    kernels: Sequence[Tensor]
+    position_biases: Sequence[Tensor]
+    sources: Sources | None
+
+
+class Tables(NamedTuple):
+    """What a layer's query meets, and what removes position from the column and from the row of [CLS] again.
+
+    Args:
+        vectors: what meets the query at each offset, (heads, T, head_dim).
+        numbers: what is added at each offset, scaled, (heads, T).
+        column: what each query but [CLS] meets at [CLS], (heads, n_q, head_dim); what is added, (heads, n_q); and the
+            key's factor, (1, heads, n_k, 1). None if no key is [CLS].
+        row: what the query of [CLS] meets at each key, (heads, head_dim, n_k), and the query's factor. None likewise.
+    """
+
+    vectors: Tensor
+    numbers: Tensor
+    column: tuple[Tensor, Tensor, Tensor] | None
+    row: tuple[Tensor, Tensor] | None
 
 
 class TransformerXL(PositionMethod):
@@ -85,17 +121,30 @@ class TransformerXL(PositionMethod):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def compute_shared(self, site: Site) -> Window | None:
-        if self.form == "factorized":
+        if self.form == "factorized" or offset_range(site.query_positions, site.key_positions) is None:
             return None
+        at = site.query_positions, site.key_positions
+        shared = Sources(self, self._like).remembered("shared", at, partial(self._shared, site))
+        first, step, waves, query_is_cls, key_is_cls = shared
+        sources = None
+        if not (self.training and self.dropout.p):
+            sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
+        biases = self.position_bias.unsqueeze(2).unbind()
+        kernels, waves = self.kernel.unbind(), self.dropout(waves)
+        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, biases, sources)
+
+    def _shared(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
+        """Return the fields of a :class:`Window` that do not depend on parameters."""
         queries, keys = site.query_positions, site.key_positions
-        span = offset_range(queries, keys)
-        if span is None:
-            return None
         assert isinstance(queries, Positions)
         assert isinstance(keys, Positions)
-        (first, last), step = span, offset_step(queries, keys) or 1
-        waves = self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
-        return Window(first, step, self.dropout(waves))
+        (first, last), step = offset_range(queries, keys) or (0, 0), offset_step(queries, keys) or 1
+        device = self.kernel.device
+        waves = self._waves(-torch.arange(first, last + 1, step, device=device))
+        query_is_cls, key_is_cls = (
+            (positions.values(device) <= 0)[None, None, :, None].to(waves.dtype) for positions in (queries, keys)
+        )
+        return first, step, waves, query_is_cls, key_is_cls
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, site.layer, query), key, value
@@ -104,18 +153,65 @@ class TransformerXL(PositionMethod):
         window = self.get_shared(site)
         if window is None:
             return (self._factorized(query, site),)
-        kernel = self.kernel[self.model.layer_of_pass[site.layer]]
-        vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        scale = self.content_scale(site)
+        compute = partial(self._tables, window, site, scale, query.dtype)
+        if window.sources is None:
+            tables = compute()
+        else:
+            at = site.query_positions, site.key_positions, scale, query.dtype
+            tables = window.sources.remembered(site.layer, at, compute)
         terms: tuple[Term, ...]
         if self.others_change_query:
-            factors = (query + self._bias(self.position_bias, site.layer, query)) * self.content_scale(site)
-            terms = (OffsetKeys(vectors, window.first, window.step, factors),)
+            factors = (query + self._bias(self.position_bias, site.layer, query)) * scale
+            terms = (OffsetKeys(tables.vectors, window.first, window.step, factors),)
         else:
-            # The query has u added already.
-            more = (self.position_bias - self.content_bias)[self.model.layer_of_pass[site.layer]].unsqueeze(-1)
-            table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
-            terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
-        return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
+            terms = (
+                OffsetKeys(tables.vectors, window.first, window.step),
+                OffsetBias(tables.numbers, window.first, window.step),
+            )
+        sides = []  # query factors and key factors, (batch, heads, n, 1)
+        if tables.column is not None:
+            vectors, numbers, key_is_cls = tables.column
+            # The query and w apart: their sum would have to be kept for the backward.
+            wrong = torch.linalg.vecdot(query, vectors) + numbers
+            sides.append((wrong.unsqueeze(-1), key_is_cls.expand(len(query), -1, -1, -1)))
+        if tables.row is not None:
+            vectors, query_is_cls = tables.row
+            bias = window.position_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
+            wrong = torch.bmm(query.select(2, 0).transpose(0, 1) + bias, vectors).transpose(0, 1)
+            sides.append((query_is_cls.expand(len(query), -1, -1, -1), wrong.unsqueeze(-1)))
+        if sides:
+            terms += (FactorPair(*(torch.cat(side, -1) for side in zip(*sides, strict=True))),)
+        return terms
+
+    def _tables(self, window: Window, site: Site, scale: float, dtype: torch.dtype) -> Tables:
+        """Return the tables of a layer for queries of this dtype."""
+        queries, keys, layer = site.query_positions, site.key_positions, self.model.layer_of_pass[site.layer]
+        assert isinstance(queries, Positions)
+        assert isinstance(keys, Positions)
+        projected = functional.linear(window.waves, window.kernels[layer].mT)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1).contiguous()
+        vectors = vectors.to(float_dtype(vectors))
+        bias = window.position_biases[layer].to(vectors.dtype)
+        # The query has u added already.
+        more = bias - self._bias(self.content_bias, site.layer, bias)
+        numbers = torch.linalg.vecdot(vectors, more) * scale
+        query_is_cls, key_is_cls = (
+            each.expand(-1, self.model.num_heads, -1, -1).to(dtype) for each in (window.query_is_cls, window.key_is_cls)
+        )
+        column = row = None
+        if self.reset_cls and keys.length and keys.start <= 0:
+            start, stop = ((keys.start - at - window.first) // window.step for at in (queries.last, queries.start))
+            every = max(1, queries.stride // window.step)
+            # Not by an index, whose gradient takes many times as long.
+            wrong = vectors[:, start : stop + 1 : every].flip(1) * ((window.query_is_cls[0] - 1) * scale)
+            column = wrong.to(dtype), torch.linalg.vecdot(wrong, bias).to(dtype), key_is_cls
+        if self.reset_cls and queries.length and queries.start <= 0:
+            first = (keys.start - queries.start - window.first) // window.step
+            every = max(1, keys.stride // window.step)  # a single key's may be shorter than a step
+            wrong = vectors[:, first::every][:, : keys.length] * -scale
+            row = wrong.mT.to(dtype), query_is_cls
+        return Tables(vectors, numbers, column, row)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.layer_of_pass[layer]].unsqueeze(1).to(like.dtype)
@@ -126,34 +222,6 @@ class TransformerXL(PositionMethod):
         pair = torch.arange(half, dtype=torch.float64, device=distances.device)
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
-
-    def _without_cls(self, query: Tensor, site: Site, vectors: Tensor, window: Window) -> tuple[Term, ...]:
-        """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
-        query_positions, key_positions = site.query_positions, site.key_positions
-        assert isinstance(query_positions, Positions)
-        assert isinstance(key_positions, Positions)
-        terms: list[Term] = []
-        query_is_cls, key_is_cls = (
-            (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
-        )
-        vectors = vectors.to(query.dtype)
-        scale = self.content_scale(site)
-        bias = self._bias(self.position_bias, site.layer, query)
-
-        if key_positions.length and key_positions.start <= 0:
-            offsets = key_positions.start - query_positions.values(query.device)
-            column = vectors[:, (offsets - window.first) // window.step]  # (heads, n_q, head_dim)
-            # Not computed from query + bias, which would have to be kept for the backward.
-            wrong = torch.linalg.vecdot(query, column) + (bias * column).sum(-1)
-            wrong = wrong * (query_is_cls - 1) * scale
-            terms.append(FactorPair(wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
-        if query_positions.length and query_positions.start <= 0:
-            first = (key_positions.start - query_positions.start - window.first) // window.step
-            every = max(1, key_positions.stride // window.step)  # a single key's may be shorter than a step
-            row = vectors[:, first::every][:, : key_positions.length]  # (heads, n_k, head_dim)
-            wrong = torch.einsum("bhd,hkd->bhk", query[:, :, 0] + bias.squeeze(1), row) * -scale
-            terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
-        return tuple(terms)
 
     def _factorized(self, query: Tensor, site: Site) -> FactorPair:
         """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,

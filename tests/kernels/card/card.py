@@ -151,12 +151,6 @@ class Card(CudaDriver):
     def get_current_stream(self, device: int | None = None) -> int:
         return self.stream if device == self.device else -1
 
-    def get_device_capability(self, device: int | None = None) -> tuple[int, int]:
-        return divmod(self.capability, 10)
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
 
 _kernels: dict[int, Kernel] = {}
 _errors: list[BaseException] = []

@@ -198,7 +198,9 @@ class Start:
         if can_look(documents):
             kind = type(self.stack).__name__
             if not self.separates_texts:
-                raise InputError("position_ids", f"they begin again in a row, and {kind} separates no texts by them; {APART}")
+                raise InputError(
+                    "position_ids", f"they begin again in a row, and {kind} separates no texts by them; {APART}"
+                )
             if inputs.get("cache", inputs.get("past_key_values")) is not None:
                 raise InputError("position_ids", f"they begin again in a row, and a cache continues one text; {APART}")
         return documents.expand(batch, -1)
