@@ -21,7 +21,6 @@ from whereformer.positions.testing import attend
 from whereformer.positions.visible_keys import count_visible_keys
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
-KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
 
 
 # --- the number of keys
@@ -136,19 +135,6 @@ def test_llama4_is_the_attention_of_transformers():
     query, key, value = position.transform_qkv(query, key, value, Site(at, at))
     out = attention(query, key, value, causal=True)
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
-
-
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_gradients_by_numbers(options):
-    position = build_position("logn", **SIZES, causal=True, **options).double()
-    query, key = (torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    at = Positions(0, 1, 4)
-
-    def run(query, key, *parameters):
-        rotated, key, value = position.transform_qkv(query, key, key, Site(at, at))
-        return attention(rotated, key, value, causal=True)
-
-    torch.autograd.gradcheck(run, (query, key, *position.parameters()))
 
 
 def test_half_precision_counts_every_key():
