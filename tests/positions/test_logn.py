@@ -21,6 +21,7 @@ from whereformer.positions.testing import attend
 from whereformer.positions.visible_keys import count_visible_keys
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
+KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
 
 
 # --- the number of keys
