@@ -60,7 +60,7 @@ def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
     return fields if position == name else {**fields, "sinks": True}
 
 
-def check_methods(names: Iterable[str], field: str = "positions", **sizes: int) -> None:
+def check_methods(names: Iterable[str], field: str = "positions", /, **sizes: int) -> None:
     """Build each method once on the meta device, where tables take no memory, so that errors appear before training.
 
     ``sizes`` are those of :func:`whereformer.build_position`.
