@@ -80,7 +80,7 @@ METHODS = ["deberta", "transformer_xl"]
 def projections(monkeypatch):
     """Notes each time that a layer's tables are computed."""
     counted = []
-    for kind, name in ((Deberta, "_terms"), (TransformerXL, "_tables")):
+    for kind, name in ((Deberta, "_build_terms"), (TransformerXL, "_tables")):
         usual = getattr(kind, name)
         monkeypatch.setattr(kind, name, lambda *each, usual=usual: counted.append(1) or usual(*each))
     return counted

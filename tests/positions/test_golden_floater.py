@@ -1,7 +1,7 @@
 """FLOATER's trajectories, attention and RoBERTa encoder equal the authors' forks of fairseq.
 
-Left out: the convolutional network ``h`` (cases ``convh_*``), which none of the original models uses and ours lacks;
-and the translation model (``model_*``), whose parts are compared.
+Left out: the convolutional network ``h`` (cases ``convh_*``), which none of the original models uses and ours lacks,
+and the translation model (``model_*``), because its parts are compared.
 """
 
 import pytest

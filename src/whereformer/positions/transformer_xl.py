@@ -29,17 +29,17 @@ FORMS = ("shifted", "factorized")
 
 
 class Window(NamedTuple):
-    """What all layers share between affine sequences.
+    """The offsets between affine sequences, and the layers' parameters, which all layers share.
 
-    Parts of parameters are taken once: the gradient of a part has the size of the whole.
+    Parameters are split by layer once, because the gradient of each part has the size of the full parameter.
 
     Args:
         first, step: the offsets are ``first``, ``first + step``, ...
-        waves: their sinusoids, (T, hidden_size).
+        waves: the sinusoids of the offsets, (T, hidden_size).
         query_is_cls, key_is_cls: 1 for [CLS], else 0, (1, 1, n, 1).
-        kernels: of each distinct layer.
-        position_biases: of each distinct layer, (heads, 1, head_dim).
-        sources: all parameters; None if dropout draws new waves.
+        kernels: the kernel of each distinct layer.
+        position_biases: the position bias of each distinct layer, (heads, 1, head_dim).
+        sources: all parameters; None if dropout changes the waves.
     """
 
     first: int
@@ -53,14 +53,16 @@ class Window(NamedTuple):
 
 
 class Tables(NamedTuple):
-    """What a layer's query meets, and what removes position from the column and from the row of [CLS] again.
+    """A layer's tables over offsets, and the tables that remove position from the column and row of [CLS] again.
 
     Args:
-        vectors: what meets the query at each offset, (heads, T, head_dim).
-        numbers: what is added at each offset, scaled, (heads, T).
-        column: what each query but [CLS] meets at [CLS], (heads, n_q, head_dim); what is added, (heads, n_q); and the
-            key's factor, (1, heads, n_k, 1). None if no key is [CLS].
-        row: what the query of [CLS] meets at each key, (heads, head_dim, n_k), and the query's factor. None likewise.
+        vectors: the vectors that are multiplied by the query at each offset, (heads, T, head_dim).
+        numbers: the numbers that are added at each offset, scaled, (heads, T).
+        column: None if no key is [CLS]; otherwise, for [CLS] as a key, the vectors that are multiplied by each query
+            except [CLS], (heads, n_q, head_dim); the numbers that are added, (heads, n_q); and the key factor,
+            (1, heads, n_k, 1).
+        row: None if no query is [CLS]; otherwise, for [CLS] as a query, the vectors that it is multiplied by at each
+            key, (heads, head_dim, n_k), and the query factor, (1, heads, n_q, 1).
     """
 
     vectors: Tensor
@@ -77,17 +79,17 @@ class TransformerXL(PositionMethod):
 
     The second product is a table over offsets (``OffsetKeys``): "shifted", because Transformer-XL's relative shift
     reads such a table. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in
-    Funnel's code. That form gives the same numbers at a higher cost; fractional and explicit positions need it. If a
-    joined method changes the query (rope), the second product has the query as it is before.
+    Funnel's code. That form computes the same numbers at a higher cost; fractional and explicit positions need it. If a
+    joined method changes the query (rope), the second product uses the query before this change.
 
     Args:
         form: "shifted" or "factorized".
         reset_cls: remove position from [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does; by
-            default True if [CLS] is kept apart from pooling. Then a shift of all positions changes the scores.
+            default True if [CLS] is not pooled. Then a shift of all positions changes the scores.
         dropout: dropout probability of the sinusoids in training; all layers share one mask.
     Shape (with L distinct layers):
         content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
-            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
+            W. All are normal with standard deviation ``initializer_range``, truncated at two standard deviations.
     Extrapolation: any length and any real position.
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
@@ -102,7 +104,7 @@ class TransformerXL(PositionMethod):
         super().__init__(model)
         check_choice("form", form, FORMS)
         if model.hidden_size % 2:
-            raise InputError("hidden_size", f"transformer_xl needs an even one, got {model.hidden_size}")
+            raise InputError("hidden_size", f"transformer_xl needs an even number, got {model.hidden_size}")
         if not 0.0 <= dropout < 1.0:
             raise InputError("dropout", f"expected a number in [0, 1), got {dropout}")
         self.form = form
@@ -123,9 +125,9 @@ class TransformerXL(PositionMethod):
     def compute_shared(self, site: Site) -> Window | None:
         if self.form == "factorized" or offset_range(site.query_positions, site.key_positions) is None:
             return None
-        at = site.query_positions, site.key_positions
-        shared = Sources(self, self._like).remembered("shared", at, partial(self._shared, site))
-        first, step, waves, query_is_cls, key_is_cls = shared
+        positions = site.query_positions, site.key_positions
+        constants = Sources(self, self._like).get_or_compute("shared", positions, partial(self._constants, site))
+        first, step, waves, query_is_cls, key_is_cls = constants
         sources = None
         if not (self.training and self.dropout.p):
             sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
@@ -133,7 +135,7 @@ class TransformerXL(PositionMethod):
         kernels, waves = self.kernel.unbind(), self.dropout(waves)
         return Window(first, step, waves, query_is_cls, key_is_cls, kernels, biases, sources)
 
-    def _shared(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
+    def _constants(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
         """Return the fields of a :class:`Window` that do not depend on parameters."""
         queries, keys = site.query_positions, site.key_positions
         assert isinstance(queries, Positions)
@@ -158,8 +160,8 @@ class TransformerXL(PositionMethod):
         if window.sources is None:
             tables = compute()
         else:
-            at = site.query_positions, site.key_positions, scale, query.dtype
-            tables = window.sources.remembered(site.layer, at, compute)
+            key_of_tables = site.query_positions, site.key_positions, scale, query.dtype
+            tables = window.sources.get_or_compute(site.layer, key_of_tables, compute)
         terms: tuple[Term, ...]
         if self.others_change_query:
             factors = (query + self._bias(self.position_bias, site.layer, query)) * scale
@@ -169,19 +171,19 @@ class TransformerXL(PositionMethod):
                 OffsetKeys(tables.vectors, window.first, window.step),
                 OffsetBias(tables.numbers, window.first, window.step),
             )
-        sides = []  # query factors and key factors, (batch, heads, n, 1)
+        cls_factors = []  # pairs of query factors and key factors, (batch, heads, n, 1)
         if tables.column is not None:
             vectors, numbers, key_is_cls = tables.column
-            # The query and w apart: their sum would have to be kept for the backward.
-            wrong = torch.linalg.vecdot(query, vectors) + numbers
-            sides.append((wrong.unsqueeze(-1), key_is_cls.expand(len(query), -1, -1, -1)))
+            # w is in the numbers: the sum of query and w would have to be saved for the backward.
+            correction = torch.linalg.vecdot(query, vectors) + numbers
+            cls_factors.append((correction.unsqueeze(-1), key_is_cls.expand(len(query), -1, -1, -1)))
         if tables.row is not None:
             vectors, query_is_cls = tables.row
             bias = window.position_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
-            wrong = torch.bmm(query.select(2, 0).transpose(0, 1) + bias, vectors).transpose(0, 1)
-            sides.append((query_is_cls.expand(len(query), -1, -1, -1), wrong.unsqueeze(-1)))
-        if sides:
-            terms += (FactorPair(*(torch.cat(side, -1) for side in zip(*sides, strict=True))),)
+            correction = torch.bmm(query.select(2, 0).transpose(0, 1) + bias, vectors).transpose(0, 1)
+            cls_factors.append((query_is_cls.expand(len(query), -1, -1, -1), correction.unsqueeze(-1)))
+        if cls_factors:
+            terms += (FactorPair(*(torch.cat(factors, -1) for factors in zip(*cls_factors, strict=True))),)
         return terms
 
     def _tables(self, window: Window, site: Site, scale: float, dtype: torch.dtype) -> Tables:
@@ -193,31 +195,34 @@ class TransformerXL(PositionMethod):
         vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1).contiguous()
         vectors = vectors.to(float_dtype(vectors))
         bias = window.position_biases[layer].to(vectors.dtype)
-        # The query has u added already.
-        more = bias - self._bias(self.content_bias, site.layer, bias)
-        numbers = torch.linalg.vecdot(vectors, more) * scale
+        # transform_qkv has added u to the query.
+        bias_difference = bias - self._bias(self.content_bias, site.layer, bias)
+        numbers = torch.linalg.vecdot(vectors, bias_difference) * scale
         query_is_cls, key_is_cls = (
-            each.expand(-1, self.model.num_heads, -1, -1).to(dtype) for each in (window.query_is_cls, window.key_is_cls)
+            is_cls.expand(-1, self.model.num_heads, -1, -1).to(dtype)
+            for is_cls in (window.query_is_cls, window.key_is_cls)
         )
         column = row = None
         if self.reset_cls and keys.length and keys.start <= 0:
-            start, stop = ((keys.start - at - window.first) // window.step for at in (queries.last, queries.start))
-            every = max(1, queries.stride // window.step)
-            # Not by an index, whose gradient takes many times as long.
-            wrong = vectors[:, start : stop + 1 : every].flip(1) * ((window.query_is_cls[0] - 1) * scale)
-            column = wrong.to(dtype), torch.linalg.vecdot(wrong, bias).to(dtype), key_is_cls
+            start, last = (
+                (keys.start - query - window.first) // window.step for query in (queries.last, queries.start)
+            )
+            stride = max(1, queries.stride // window.step)
+            # A slice, because the gradient of an index takes many times longer.
+            correction = vectors[:, start : last + 1 : stride].flip(1) * ((window.query_is_cls[0] - 1) * scale)
+            column = correction.to(dtype), torch.linalg.vecdot(correction, bias).to(dtype), key_is_cls
         if self.reset_cls and queries.length and queries.start <= 0:
             first = (keys.start - queries.start - window.first) // window.step
-            every = max(1, keys.stride // window.step)  # a single key's may be shorter than a step
-            wrong = vectors[:, first::every][:, : keys.length] * -scale
-            row = wrong.mT.to(dtype), query_is_cls
+            stride = max(1, keys.stride // window.step)  # a single key may have a stride below the step
+            correction = vectors[:, first::stride][:, : keys.length] * -scale
+            row = correction.mT.to(dtype), query_is_cls
         return Tables(vectors, numbers, column, row)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.layer_of_pass[layer]].unsqueeze(1).to(like.dtype)
 
     def _waves(self, distances: Tensor) -> Tensor:
-        """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
+        """Return R at distances of any shape, (..., hidden_size), in the dtype of the parameters."""
         half = self.model.hidden_size // 2
         pair = torch.arange(half, dtype=torch.float64, device=distances.device)
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
@@ -235,10 +240,12 @@ class TransformerXL(PositionMethod):
             torch.atleast_2d(position_values(positions, query.device))
             for positions in (site.query_positions, site.key_positions)
         ]
-        (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
+        (sin, cos), (key_sin, key_cos) = (
+            self._waves(positions).unsqueeze(1).to(query.dtype).chunk(2, -1) for positions in values
+        )
         query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)
         key_factors = torch.cat((key_cos, key_sin), -1)
         if self.reset_cls:
-            others = [(at > 0)[:, None, :, None].to(query.dtype) for at in values]
-            query_factors, key_factors = query_factors * others[0], key_factors * others[1]
+            is_token = [(positions > 0)[:, None, :, None].to(query.dtype) for positions in values]
+            query_factors, key_factors = query_factors * is_token[0], key_factors * is_token[1]
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))
