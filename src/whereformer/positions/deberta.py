@@ -1,4 +1,4 @@
-"""DeBERTa: disentangled attention, in which words attend to offsets and offsets to words (He et al. 2021)."""
+"""DeBERTa: disentangled attention. Words attend to offsets, and offsets to words (He et al. 2021)."""
 
 from __future__ import annotations
 
