@@ -35,7 +35,7 @@ CHECKED_FOR_RELEASES := tests/kernels tests/positions tests/test_shapes.py \
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
-	native sanitize sanitize-threads test-emulated test-clients
+	native sanitize sanitize-threads test-emulated test-card test-clients
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -63,12 +63,18 @@ ci: lint docs test test-older  ## What every change has to pass: lint, the site,
 
 check: lint docs $(BUILT)  ## What a release has to pass: as ci, with the slow tests; a quarter of an hour
 	$(PYTEST)
+	$(MAKE) test-card
 	$(MAKE) test-older CHECKED="$(CHECKED_FOR_RELEASES)"
 
 # An older processor's instructions are used, the shapes in signatures are checked in every call, and memory that
 # nobody has written is NaN.
 test-older: $(VENV)/.dev $(BUILT)  ## Quick tests of numbers as an older processor runs them
 	$(OLDER) WHEREFORMER_TEST_SHAPES=1 WHEREFORMER_TEST_POISON=1 $(PYTEST) -m "not slow" $(CHECKED)
+
+# Kernels are compiled here, and interpreted in all other tests, so that these need processes of their own.
+CARD := tests/kernels/card
+test-card: $(VENV)/.dev  ## All that the host does for a GPU, on an emulated one; four minutes; options: ARGS
+	$(PYTEST) -rs $(CARD) $(ARGS)
 
 check-every: $(VENV)/.dev $(BUILT)  ## All tests in every combination of cases, for releases; options: ARGS
 	WHEREFORMER_TEST_EVERY=1 $(PYTEST) $(ARGS)
@@ -112,7 +118,8 @@ test-tritons: $(VENV)/.dev  ## The tests of what GPU kernels compile to, with se
 	for version in $(TRITONS); do \
 		folder=$(CURDIR)/$(VENV)/triton-$$version; \
 		test -d $$folder || $(VENV)/bin/pip install --quiet --no-deps --target $$folder triton==$$version || exit 1; \
-		echo "== triton $$version"; PYTHONPATH=$$folder $(PYTEST) $(or $(ARGS),tests/kernels/test_compiled.py) || exit 1; \
+		echo "== triton $$version"; export PYTHONPATH=$$folder; \
+		$(PYTEST) $(or $(ARGS),tests/kernels/test_compiled.py) && $(PYTEST) $(CARD) || exit 1; \
 	done
 
 test-lowest: $(LOWEST)/.dev $(BUILT)  ## The quick tests with the oldest versions of what is needed; options: ARGS

@@ -211,10 +211,16 @@ def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tu
 
 def count(gpu: int, dim: int, dtype: str, term: str, kernels: Sequence[str] = ()) -> list[Counts]:
     """Compile a call and its backward pass; count each kernel, or those that are named."""
+    return [counted(*kernel, gpu, dim, dtype, term) for kernel in compiled_for(gpu, dim, dtype, term, kernels)]
+
+
+def compiled_for(
+    gpu: int, dim: int, dtype: str, term: str, kernels: Sequence[str] = ()
+) -> list[tuple[Any, dict[str, Any]]]:
+    """Return each compiled kernel of a call and its backward pass, or those that are named, with its launch options."""
     with _compiling(gpu, kernels) as compiled:
         _call(dim, dtype, term, LENGTH)
-    once = {kernel.metadata.name: (kernel, named) for kernel, named in compiled}
-    return [counted(kernel, named, gpu, dim, dtype, term) for kernel, named in once.values()]
+    return list({kernel.metadata.name: (kernel, named) for kernel, named in compiled}.values())
 
 
 def _call(dim: int, dtype: str, term: str, length: int) -> None:

@@ -88,11 +88,27 @@ def attention(run, tmp_path):
     )
 
 
-def compare_check(run, tmp_path):
+def tiny_comparison(tmp_path):
+    """A text, and options of a comparison that takes no time."""
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(f"the cat saw dog {number} near the house. where is it?" for number in range(900)))
     small = {"length": 8, "hidden_size": 8, "num_heads": 1, "blocks": "1", "vocab_size": 64, "batch_size": 2}
-    small |= {"rate_factors": "1"}
+    return text, small | {"rate_factors": "1"}
+
+
+def compare_time(run, tmp_path):
+    text, small = tiny_comparison(tmp_path)
+    options = f"--options={json.dumps({'data': str(text), **small})}"
+    source = Path(whereformer.__file__).parents[1]
+    few = (f"--before={source}", "--steps=3", "--positions=none", "--rounds=1")
+    printed = run("compare_time", *few, options, f"--out={tmp_path / 'time.json'}")
+    found = results_of(tmp_path / "time.json")
+    assert found["ratio"] == found["seconds"]["before"][0] / found["seconds"]["after"][0] > 0
+    assert f"{found['ratio']:.2f} times the steps in the same time" in printed
+
+
+def compare_check(run, tmp_path):
+    text, small = tiny_comparison(tmp_path)
     # Too few steps for predictions, which the tests of the ranking check.
     more = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
     printed = run("compare_check", f"--data={text}", *more)

@@ -106,7 +106,7 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
 
 def test_methods_that_failed_and_the_rates_that_were_tried_are_named():
     failed = Outcome(0.1, [], [], [], 0, None, "the loss is not finite")
-    trials = {("tisa",): Trials([5.25, None, 5.5])}
+    trials = {("tisa",): Trials([5.25, None, 5.5], 60)}
     report = report_of({**METHODS, "t5": failed}, rates={"shaw": None}, trials=trials)
     page = report.page()
     assert "the loss was not finite (NaN or inf): shaw and t5." in page

@@ -187,13 +187,3 @@ def test_strange_json_is_refused_in_a_line(tmp_path, line):
     (tmp_path / "a.jsonl").write_text(line)
     with pytest.raises(InputError, match=r"a.jsonl, line 1: not JSON"):
         load_documents([tmp_path])
-
-
-def test_only_regular_files_are_read(tmp_path):
-    os.mkfifo(tmp_path / "a.txt")
-    with pytest.raises(InputError, match=r"^data: expected a file, got a pipe, socket or device"):
-        corpus.Text([tmp_path / "a.txt"])
-    with pytest.raises(InputError, match=r"got a pipe, socket or device: ./dev/null'"):
-        corpus.Text(["/dev/null"])
-    with pytest.raises(InputError, match=r"holds no \.txt"):
-        corpus.Text([tmp_path])

@@ -156,9 +156,3 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(data):
     assert next(pairs)
     with pytest.raises(InputError, match="not UTF-8 text"):
         deque(pairs)
-
-
-def test_what_can_be_read_only_once_is_refused(data, tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(InputError, match=r"^data: expected a file, got a pipe, socket or device"):
-        Pairs("data", (data.files[0], tmp_path / "pipe"))

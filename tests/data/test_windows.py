@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whereformer.data.encode import unigram_entropy
+from whereformer.data.streams import TokenFile, packed
 from whereformer.data.tokenizers import MASK, Vocabulary, trained_vocabulary
-from whereformer.data.windows import IGNORED, Stage, Windows, growing, mask_tokens
+from whereformer.data.windows import IGNORED, Stage, Windows, _order, growing, mask_tokens
 from whereformer.errors import InputError
 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
@@ -52,6 +53,27 @@ def test_special_tokens_are_never_masked_wherever_they_are():
     assert (labels[changed] == tokens[changed]).all()
     assert not torch.isin(inputs[changed], torch.tensor([50, 98, 99])).any()
     assert (inputs[changed] == 7).float().mean() == pytest.approx(0.8 / 0.9, abs=0.02)
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+@pytest.mark.parametrize(("length", "rows"), [(16, 5), (16, 70), (9, 1), (400, 3)])
+def test_windows_are_at_places_that_each_pass_orders_anew(length, rows, in_file, tmp_path):
+    """One window after another, by its number in the stage, from a tensor or a file; a step may read several passes."""
+    tokens = stream(1000)
+    path = tmp_path / "tokens"
+    path.write_bytes(packed(tokens.tolist()))
+    drawn = replace(
+        WINDOWS, stream=TokenFile(path) if in_file else tokens, stages=[Stage(12, 2, 3), Stage(length, 9, rows)]
+    )
+    body = length - 1
+    windows = max(1, len(tokens) // body - 1)
+    for step in range(2, 11):
+        starts = []
+        for number in range((step - 2) * rows, (step - 1) * rows):
+            order, shift = _order(drawn.seed, 1, number // windows, windows, len(tokens) - windows * body)
+            starts.append(int(order[number % windows]) * body + shift)
+        expected = torch.stack([tokens[start : start + body] for start in starts])
+        assert torch.equal(text_of(drawn.batch(step))[:, 1:], expected)
 
 
 def test_a_window_is_cls_and_text_and_what_ends_it():

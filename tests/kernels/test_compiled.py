@@ -38,6 +38,7 @@ def ask():
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks"), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     environment.pop("TRITON_INTERPRET", None)
+    environment["TRITON_DEFAULT_FP_FUSION"] = "0"  # the default from Triton 3.10 on; launches ask for what they need
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen([sys.executable, "-c", ANSWERING], env=environment, **pipes) as process:
 
@@ -62,6 +63,12 @@ def test_the_backward_pass_compiles(gpu, term, ask):
     found = ask(f"[counts.kernel for counts in g.count({gpu}, 64, 'bfloat16', {term!r})]")
     of_bias = set() if term == "plain" else {"diagonals", "finish_bias"}
     assert set(found) == {"forward", "prepare", "query_gradients", "key_gradients"} | of_bias
+
+
+def test_products_and_sums_are_fused(ask):
+    """As fused, a product is not rounded before it is added, and takes no instruction of its own."""
+    kernels = f"g.compiled_for(80, 64, 'bfloat16', 'plain', {['prepare', 'forward']})"
+    assert ask(f"[kernel.metadata.enable_fp_fusion for kernel, _ in {kernels}]") == [True, True]
 
 
 # The kernels whose tiles depend on the width of tables alone, which a GPU of 99 KiB has to hold; and all others.

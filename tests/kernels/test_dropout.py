@@ -127,16 +127,3 @@ def test_checkpointing_repeats_what_it_dropped(dtype, use_reentrant):
         out.sum().backward()
         found += [out, *(leaf.grad for leaf in leaves)]
     torch.testing.assert_close(found[:4], found[4:])
-
-
-def test_compiling_keeps_the_mask():
-    inputs = content()
-
-    def call(query, key, value):
-        return attention(query, key, value, [OffsetBias(torch.ones(3, 1).double(), 0)], dropout_p=0.4)
-
-    torch.compiler.reset()
-    torch.manual_seed(0)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")(*inputs)
-    torch.manual_seed(0)
-    torch.testing.assert_close(compiled, call(*inputs))

@@ -92,11 +92,6 @@ TERMS = {
 
 
 @pytest.mark.parametrize("terms", TERMS)
-def test_only_addresses_change(terms):
-    check(lambda: (rows(), rows(), rows(), TERMS[terms]()))
-
-
-@pytest.mark.parametrize("terms", TERMS)
 def test_gradients_of_other_numbers(terms, monkeypatch):
     described, arguments = [], native.Arguments
     monkeypatch.setattr(native, "Arguments", lambda *each, **named: described.append(1) or arguments(*each, **named))

@@ -146,22 +146,6 @@ def test_nothing_at_all_is_the_mean_of_the_values():
     assert_same(reference(None, None, value), value.mean(2, keepdim=True).expand_as(value))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-def test_packed_rows_equal_their_documents_run_apart(causal):
-    lengths = [3, 1, 4]
-    documents = torch.repeat_interleave(torch.tensor([7, 2, 5]), torch.tensor(lengths)).expand(2, -1)
-    ids = torch.cat([torch.arange(length) for length in lengths])
-    options = dict.fromkeys(("query_positions", "key_positions"), ids)
-    options |= dict.fromkeys(("query_documents", "key_documents"), documents)
-    inputs, terms = content(8, 8), Built(case_of(KINDS["tables"], n_q=8, n_k=8)).terms
-    packed = reference(*inputs, terms, causal=causal, **options)
-    apart = [
-        reference(*document, terms, causal=causal)
-        for document in zip(*(tensor.split(lengths, 2) for tensor in inputs), strict=True)
-    ]
-    assert_same(packed, torch.cat(apart, 2))
-
-
 def test_forbidden_pairs_send_no_gradient_however_large_the_scores():
     query, key, value = (tensor.requires_grad_() for tensor in content(4, 4))
     scores = torch.full((1, 3, 4, 4), 1e30, dtype=torch.float64)

@@ -12,7 +12,6 @@ from tests.kernels.cases import (
     DIM,
     EVERY_KIND,
     HEADS,
-    TABLES,
     call_of,
     check,
     check_operators,
@@ -22,7 +21,7 @@ from tests.kernels.cases import (
     terms_of,
     with_log_sums,
 )
-from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention, explain
+from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
 from whereformer.kernels.call import make_call
 
 pytest.importorskip("triton")
@@ -32,60 +31,22 @@ if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
 from tests.kernels import interpreter  # it imports Triton
 
 interpreter.mend()
-arguments, available, launch, blocks = (
-    importlib.import_module(f"whereformer.kernels.triton.{name}")
-    for name in ("arguments", "available", "launch", "blocks")
+arguments, available, launch = (
+    importlib.import_module(f"whereformer.kernels.triton.{name}") for name in ("arguments", "available", "launch")
 )
 
 
-IN_SHORT = {
-    "by strides": {"causal": True, "scale": -0.3, "query_positions": Positions(-1, 2, 20)},
-    "by ids": {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0},
-    "by documents in any order": {
-        "query_documents": torch.arange(40).view(BATCH, 20) // 6 * 5 % 4,
-        "key_documents": torch.arange(40).view(BATCH, 20) // 9 % 3,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "case", [case if case == "by ids" else pytest.param(case, marks=pytest.mark.slow) for case in IN_SHORT]
-)
-def test_in_short(case):
+def test_in_short():
     """A little of all that test_backends asks of it at length."""
-    check(
-        "triton", content(20, 20), terms_of((*EVERY_KIND, "queries", "decay"), 20, 20), dropout_p=0.2, **IN_SHORT[case]
-    )
-
-
-def test_a_table_for_all_offsets_has_no_outside():
-    check("triton", content(20, 33), terms_of(["bias_for_all_offsets"], 20, 33), causal=True)
+    terms = terms_of((*EVERY_KIND, "queries", "decay"), 20, 20)
+    options = {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0}
+    check("triton", content(20, 20), terms, dropout_p=0.2, **options)
 
 
 @pytest.mark.slow
 def test_a_table_for_all_offsets_beside_one_with_few():
     few, for_all = (OffsetBias, [random(HEADS, 3)], -1), (OffsetValues, [random(1, 95, DIM)], -47)
     check("triton", content(48, 48), [few, for_all])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("explicit", [False, True])
-def test_long_tables_go_in_parts(explicit, monkeypatch):
-    monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 8)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 16)
-    terms = [
-        (OffsetBias, [random(HEADS, 70)], -40),
-        (OffsetKeys, [random(1, 70, DIM)], -40),
-        (OffsetQueries, [random(HEADS, 70, DIM)], -35),
-        (OffsetValues, [random(HEADS, 70, DIM)], -30),
-        *terms_of(["factors", "dense_of_all_rows", "decay", "decay_of_all_rows"], 37, 30),
-    ]
-    options = {"query_positions": torch.arange(37), "query_documents": torch.arange(74).view(2, 37) // 24}
-    if explicit:
-        options["key_documents"] = torch.arange(60).view(2, 30) // 20
-    else:
-        options = {"key_mask": torch.rand(BATCH, 30) > 0.2}
-    check("triton", content(37, 30), terms, causal=True, dropout_p=0.2, **options)
 
 
 @pytest.mark.parametrize(
@@ -113,13 +74,6 @@ def test_operators(names, options):
 # --- windows, shared keys, soft caps, logs of sums
 
 # test_backends asks all of it at length.
-
-
-@pytest.mark.parametrize(
-    ("key_heads", "options"), [(1, {"window": (9, 3)}), pytest.param(HEADS, {"softcap": 0.5}, marks=pytest.mark.slow)]
-)
-def test_windows_shared_keys_and_soft_caps(key_heads, options):
-    check("triton", content(20, 33, key_heads=key_heads), terms_of(TABLES, 20, 33), **options)
 
 
 @pytest.mark.parametrize(
@@ -165,41 +119,6 @@ def test_gradients_of_a_bias_at_any_magnitude():
         d_out = torch.ones_like(found)
         d_out[0, :, 3] = number
         assert not gradients(d_out)[0].isfinite().any(), "finite by mistake"
-
-
-REAL_TILES = {
-    "bias": (["bias_for_all_offsets"], {}),
-    "T5 by rows of 64": (["bias"], {"causal": True}),
-    "window": (["bias"], {"window": (40, 7)}),
-    "ids": (["bias"], {"query_positions": torch.arange(140, device=DEVICE) * 7 % 11}),
-    "strides": (["bias"], {"query_positions": Positions(3, 2, 140)}),
-    "vectors": (["keys", "values"], {}),
-}
-QUICK_TILES = [("bias", 9)]
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="GPUs always have real tiles")
-@pytest.mark.parametrize(
-    ("case", "capability"),
-    [
-        pytest.param(case, capability, marks=() if (case, capability) in QUICK_TILES else pytest.mark.slow)
-        for case in REAL_TILES
-        for capability in (8, 9)
-    ],
-)
-def test_tiles_of_real_sizes(case, capability, monkeypatch):
-    """The interpreter's own tiles are small."""
-    small = blocks.blocks_of
-
-    def real(kernel, call):
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(available, "interpreted", lambda: False)
-            patched.setattr(available, "capability", lambda device: (capability, 0))
-            return small(kernel, call)
-
-    monkeypatch.setattr(launch, "blocks_of", real)
-    names, options = REAL_TILES[case]
-    check("triton", content(140, 150, batch=1), terms_of(names, 140, 150), **options)
 
 
 # --- what it cannot take

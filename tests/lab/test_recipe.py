@@ -291,12 +291,6 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
     assert toy(out=tmp_path, jobs=1).values[0,] == first.values[0,]
 
 
-def test_pipes_are_refused(tmp_path):
-    os.mkfifo(tmp_path / "records.jsonl")
-    with pytest.raises(InputError, match="expected a file, got a pipe, socket or device"):
-        toy(out=tmp_path)
-
-
 @pytest.mark.parametrize("change", ["cut", "edited", "line lost", "emptied", "strange", "of no call", "the first"])
 def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     toy(out=tmp_path, jobs=1)

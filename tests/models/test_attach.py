@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import pickle
 
 import pytest
 import torch
@@ -17,8 +16,6 @@ from transformers.masking_utils import eager_mask
 from tests.every import EVERY
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, load_pretrained
 from whereformer.errors import InputError
-from whereformer.models.inputs import CACHE
-from whereformer.positions import counting
 
 from .checkpointing import checkpoint_activations, training_option
 from .peers import SIZES, of_both_stacks
@@ -139,28 +136,6 @@ def positions_of(model):
     return [
         part.whereformer for part in model.modules() if hasattr(part, "whereformer") and isinstance(part, nn.Module)
     ]
-
-
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", MODELS)
-def test_without_a_method_the_model_is_the_same(name, padded):
-    model = make(name)
-    inputs = batch(model, padded=padded)
-    expected = states(model, inputs)
-    attach(model, "none")
-    assert model.config._attn_implementation == "whereformer"
-    close(states(model, inputs), expected)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_method_of_zeros_adds_nothing(name):
-    model = make(name)
-    expected = states(model)
-    attach(model, "tisa")
-    assert (states(model) - expected).abs().max() > 1e-3
-    for position in positions_of(model):
-        nn.init.zeros_(position.amplitude)
-    close(states(model), expected)
 
 
 def by_hand(biases):
@@ -382,27 +357,6 @@ def test_masks_of_pairs(additive):
     packed = model(ids, attention_mask=mask, position_ids=torch.cat((torch.arange(7), torch.arange(5)))[None])
     alone = [model(ids[:, :7]).last_hidden_state, model(ids[:, 7:]).last_hidden_state]
     close(packed.last_hidden_state, torch.cat(alone, 1))
-
-
-@pytest.mark.parametrize("position", ["tisa", "tupe", "floater", "t5+fire", "logn"])
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.parametrize("looks", [True, False])
-def test_causal_models_with_padding_and_a_cache(looks, name, side, position, monkeypatch):
-    monkeypatch.setattr(counting, "can_look", lambda tensor: looks)  # on a GPU it may not
-    model = attach(make(name), position)
-    for parameter in model.whereformer.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    ids = torch.randint(3, 50, (2, 10))
-    mask = torch.ones_like(ids)
-    mask[0, slice(0, 3) if side == "left" else slice(7, 10)] = 0
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)
-    alone = model(ids[:1, 3:] if side == "left" else ids[:1, :7]).last_hidden_state
-    whole = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
-    close(whole[:1, 3:] if side == "left" else whole[:1, :7], alone)
-    start = model(ids[1:, :6], use_cache=True)
-    rest = model(ids[1:, 6:], **{CACHE: start[CACHE]})
-    close(torch.cat((start.last_hidden_state, rest.last_hidden_state), 1), whole[1:])
 
 
 def test_another_implementation_is_refused():
@@ -693,8 +647,13 @@ def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
     assert torch.equal(loaded(ids)[0], model(ids)[0])
     file = tmp_path / "config.json"
     described = json.loads(file.read_text())
-    told = rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
-    for layers, message in ((900, told), (10**9, "^num_hidden_layers: expected at most 1000 layers, got 1000000000$")):
+    too_many = (
+        rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
+    )
+    for layers, message in (
+        (900, too_many),
+        (10**9, "^num_hidden_layers: expected at most 1000 layers, got 1000000000$"),
+    ):
         file.write_text(json.dumps({**described, "num_hidden_layers": layers, "layer_types": None}))
         with pytest.raises(InputError, match=message):
             load_attached(tmp_path, type(model))
@@ -709,22 +668,6 @@ def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
     save_file({name: each for name, each in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
     with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it is of another"):
         load_attached(tmp_path, transformers.AutoModel)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("name", NAMED)
-def test_copies_are_whole_and_apart(name, duplicate):
-    plain = states(make(name))
-    model = attach(make(name), "tisa", keep_absolute=False)
-    expected = states(model)
-    other = duplicate(model)
-    with torch.no_grad():
-        for position in positions_of(model):
-            position.amplitude.fill_(9.0)
-    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
-    detach(model)
-    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
-    torch.testing.assert_close(states(detach(other)), plain, rtol=0, atol=0)
 
 
 # Detaching

@@ -1,6 +1,5 @@
 """Who sees whom: attached models of every kind see what their own masks show, also in packed rows and with a cache."""
 
-import copy
 import inspect
 import re
 from pathlib import Path
@@ -9,18 +8,16 @@ import pytest
 import torch
 import transformers
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import eager_mask
 
 from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models import checks
 from whereformer.models.attachment import hooks, interface, masks
-from whereformer.positions import counting
+from whereformer.positions import visible_keys
 
 from .peers import SIZES
 from .served import BOTH
-from .test_attach import MODERN, by_hand, close, make, positions_of, switch
+from .test_attach import MODERN, close, make, positions_of
 from .test_attach_windows import GROUPED
 
 # Importing DeBERTa scripts functions in older releases of transformers.
@@ -114,20 +111,6 @@ def make_bert(**options):
 def make_decoder(name, **options):
     kind, config = getattr(transformers, f"{name}Model"), getattr(transformers, f"{name}Config")
     return make(kind(config(**{**GROUPED, **options})))
-
-
-def test_a_method_knows_both_sides_where_masks_show_them():
-    theirs = make_decoder("Llama", is_causal=False)
-    ours = attach(copy.deepcopy(theirs), "t5")
-    nn.init.normal_(ours.whereformer.weight)
-    offsets = torch.arange(12) - torch.arange(12)[:, None]
-    biases = [ours.whereformer.curve(offsets, layer=layer).unsqueeze(0) for layer in range(3)]
-    assert (biases[0] - biases[0].mT).abs().amax() > 1
-    AttentionInterface.register("by_hand", by_hand(iter(biases)))
-    AttentionMaskInterface.register("by_hand", eager_mask)
-    switch(theirs, "by_hand")
-    ids = torch.randint(3, 50, (2, 12))
-    close(ours(ids).last_hidden_state, theirs(ids).last_hidden_state)
 
 
 def test_causality_is_what_it_was_when_a_method_was_attached():
@@ -265,7 +248,7 @@ def test_compiled_code_tells_texts_by_positions(position, way):
 @pytest.mark.parametrize("position", ["tisa", "fire", "logn"])
 def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
     """On a GPU, nobody looks at positions or masks."""
-    for module in (hooks, masks, checks, counting):
+    for module in (hooks, masks, checks, visible_keys):
         monkeypatch.setattr(module, "can_look", lambda tensor: looks)
     model = attach(make_decoder("Llama"), position)
     texts, _ = packed("position_ids")
@@ -274,25 +257,25 @@ def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
     real = mask[0].bool()
     ids = torch.randint(3, 50, (2, 19))
     ids[0, real] = torch.cat(texts, 1)[0]
-    places = torch.ones_like(ids)
-    places[0, real] = torch.cat([torch.arange(n) for n in LENGTHS])
-    for row in (places[1], torch.arange(19)):  # padding counts, or not
-        places[1] = row
+    positions = torch.ones_like(ids)
+    positions[0, real] = torch.cat([torch.arange(n) for n in LENGTHS])
+    for row in (positions[1], torch.arange(19)):  # padding counts, or not
+        positions[1] = row
         if row[-1] == 1:
-            places[1, 2:17] = torch.arange(15)
-        found = model(ids, attention_mask=mask, position_ids=places).last_hidden_state
-        close(found[:1, real], alone)
-        close(found[1:, 2:17], model(ids[1:, 2:17]).last_hidden_state)
+            positions[1, 2:17] = torch.arange(15)
+        states = model(ids, attention_mask=mask, position_ids=positions).last_hidden_state
+        close(states[:1, real], alone)
+        close(states[1:, 2:17], model(ids[1:, 2:17]).last_hidden_state)
 
 
-@pytest.mark.parametrize("given", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 8)}])
-def test_a_text_begins_where_positions_go_on_by_more_than_one(given):
+@pytest.mark.parametrize("options", [{}, {"use_cache": False}, {"attention_mask": torch.ones(1, 8)}])
+def test_a_text_begins_where_positions_go_on_by_more_than_one(options):
     """As in transformers, whose rule it is without a cache; seq_idx says otherwise."""
     model = attach(make_decoder("Llama"), "tisa", keep_absolute=False)
-    ids, places = torch.randint(3, 50, (1, 8)), torch.tensor([[0, 1, 2, 9, 10, 11, 12, 13]])
+    ids, positions = torch.randint(3, 50, (1, 8)), torch.tensor([[0, 1, 2, 9, 10, 11, 12, 13]])
     alone = torch.cat([model(ids[:, :3]).last_hidden_state, model(ids[:, 3:]).last_hidden_state], 1)
-    close(model(ids, position_ids=places, **given).last_hidden_state, alone)
-    one = model(ids, position_ids=places, seq_idx=torch.zeros_like(ids), **given).last_hidden_state
+    close(model(ids, position_ids=positions, **options).last_hidden_state, alone)
+    one = model(ids, position_ids=positions, seq_idx=torch.zeros_like(ids), **options).last_hidden_state
     close(one, model(ids).last_hidden_state)
 
 
@@ -320,9 +303,11 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
     close(attach(model, "none")(**row).last_hidden_state, plain)
     detach(model)
     attach(model, "tisa")
-    apart = "give cu_seq_lens_q or seq_idx, which tell the texts of a row, or give each text a row of its own$"
+    apart = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own$"
     for mask in (None, torch.ones_like(row["input_ids"])):
-        with pytest.raises(InputError, match=rf"^position_ids: they begin again in a row, by which .*; {apart}"):
+        with pytest.raises(
+            InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"
+        ):
             model(**row, attention_mask=mask)
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
     close(model(**row, seq_idx=DOCUMENTS).last_hidden_state, alone)
@@ -331,7 +316,9 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(make_model):
 def test_texts_in_a_row_cannot_be_continued():
     model = attach(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
     _, row = packed("position_ids, with a cache")
-    with pytest.raises(InputError, match=r"^position_ids: they begin again in a row, and a cache holds one text; give"):
+    with pytest.raises(
+        InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"
+    ):
         model.generate(**row, max_new_tokens=2)
     ids = row["input_ids"]
     mask = torch.ones_like(ids).index_fill(1, torch.arange(3), 0)

@@ -31,7 +31,6 @@ SEQ2SEQ = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-TOWER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def make_bigbird():
@@ -254,10 +253,10 @@ def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, pr
     expected = [model(ids, **inputs).last_hidden_state for inputs in calls]
     attach(model, position, prove=prove)
     later = torch.cat((ids[:, :-1], 52 - ids[:, -1:]), 1)
-    for inputs, own in zip(calls, expected, strict=True):
+    for inputs, plain in zip(calls, expected, strict=True):
         states = model(ids, **inputs).last_hidden_state
         if position == "none":
-            close(states, own)
+            close(states, plain)
         changed = (model(later, **inputs).last_hidden_state - states)[0, :6].abs().amax()
         assert (changed > 1e-4) == (not inputs)
     detach(model)

@@ -11,7 +11,6 @@ from whereformer.kernels import attention
 from whereformer.models.attachment import interface, masks
 from whereformer.models.inputs import CACHE
 
-from .checkpointing import checkpoint_activations
 from .peers import SIZES
 from .test_attach import batch, close, make, make_modernbert, states, switch, train_step
 
@@ -138,48 +137,12 @@ def test_a_window_of_one_token():
     close(states(attach(model, "none")), expected)
 
 
-def test_generation_continues_past_the_window():
-    model = transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED))
-    inputs = batch(make(model), length=6, padded=False)
-    switch(model, "eager")
-    options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    expected = model.generate(**inputs, **options)
-    attach(model, "none")
-    for cached in (True, False):
-        found = model.generate(**inputs, **options, use_cache=cached)
-        assert torch.equal(found.sequences, expected.sequences)
-        close(found.logits, expected.logits)
-
-
 def test_weights_are_those_of_the_model():
     model = make(MODELS["gpt_oss"]())
     switch(model, "eager")
     expected = model(**batch(model, padded=False), output_attentions=True).attentions
     found = attach(model, "none")(**batch(model, padded=False), output_attentions=True).attentions
     close(found, expected)
-
-
-def test_packed_rows_stay_apart(calls):
-    model = make(MODELS["mistral"]())
-    # With a cache, transformers does not look whether rows are packed.
-    inputs = {**batch(model, padded=False), "position_ids": torch.tensor([[*range(5), *range(7)]]), "use_cache": False}
-    switch(model, "eager")
-    expected = states(model, inputs)
-    attach(model, "none", prove=False)
-    calls.clear()
-    close(states(model, inputs), expected)
-    assert calls
-    for call in calls:
-        assert call["query_documents"].tolist() == [[*[0] * 5, *[1] * 7]] * 3
-        assert (call["terms"], call["window"], call["causal"]) == ((), (3, 0), True)
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_checkpointing_keeps_windows(reentrant):
-    model = attach(make(MODELS["mistral"]()), "tisa")
-    expected = train_step(model)
-    checkpoint_activations(model, use_reentrant=reentrant)
-    close(train_step(model), expected)
 
 
 @pytest.mark.slow

@@ -161,57 +161,6 @@ def test_decoders_return_their_weights(name):
         torch.testing.assert_close(each.sum(-1), torch.ones_like(each[..., 0]))
 
 
-def classifier(position="tisa"):
-    torch.manual_seed(0)
-    return EncoderForSequenceClassification(EncoderConfig(**OURS, position=position, num_labels=2))
-
-
-def labeled():
-    return torch.randint(4, len(WORDS), (4, 6)), torch.tensor([0, 1, 0, 1])
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the program's own
-def test_peft_adapts_saves_and_merges(tmp_path):
-    peft = pytest.importorskip("peft", reason="peft is not installed")
-    config = peft.LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS", init_lora_weights=False)
-    model, (ids, labels) = peft.get_peft_model(classifier(), config), labeled()
-    model(input_ids=ids, labels=labels).loss.backward()
-    torch.optim.SGD(model.parameters(), 0.1).step()
-    model.eval().save_pretrained(tmp_path)
-    adapted = model(input_ids=ids).logits
-    assert (adapted - classifier().eval()(ids).logits).abs().max() > 1e-5
-    loaded = peft.PeftModel.from_pretrained(classifier(), tmp_path).eval()
-    torch.testing.assert_close(loaded(input_ids=ids).logits, adapted)
-    torch.testing.assert_close(loaded.merge_and_unload()(input_ids=ids).logits, adapted, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # the program's own
-def test_lightning_trains():
-    lightning = pytest.importorskip("lightning", reason="lightning is not installed")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.model = classifier()
-
-        def training_step(self, batch, _):
-            return self.model(batch[0], labels=batch[1]).loss
-
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), 1e-2)
-
-    module, data = Module(), torch.utils.data.TensorDataset(*labeled())
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-    trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", **quiet)
-    trainer.fit(module, torch.utils.data.DataLoader(data, batch_size=2))
-    assert trainer.global_step == 6
-    before = dict(classifier().named_parameters())
-    changed = {name for name, each in module.model.named_parameters() if not torch.equal(each, before[name])}
-    assert {"encoder.position.amplitude", "classifier.out.weight"} <= changed
-
-
 def test_sentence_transformers_without_padding(tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     texts, own = [*TEXTS, "the cat saw", "cat cat cat the dog saw"], EncoderConfig(**OURS, position="learned+tisa")

@@ -44,11 +44,11 @@ def test_other_errors_of_fields():
     ("position", "options", "message"),
     [
         ("tisa", {"num_kernel": 3}, "position 'tisa' has no option 'num_kernel'; it has num_kernels, share_layers$"),
-        ("tisa", {"num_kernels": "3"}, "num_kernels: expected a whole number, got '3'$"),
+        ("tisa", {"num_kernels": "3"}, "num_kernels: expected an integer, got '3'$"),
         ("tisa/none", {"tisa": {"clip": 3}}, "position 'tisa' has no option 'clip'; it has "),
         ("tisa/nope", {"none": {"clip": 3}}, "position 'none' has no option 'clip'; it has no options$"),
         ("tisa", {"num_layers": 3}, "position 'tisa' has no option 'num_layers'; it has "),
-        ("rope/none", {"rope": 3}, "rope: expected a dictionary with options of this method alone, got 3$"),
+        ("rope/none", {"rope": 3}, "rope: expected a dictionary with options of only this method, got 3$"),
     ],
 )
 def test_options_of_positions_are_checked_at_once(position, options, message):

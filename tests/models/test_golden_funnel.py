@@ -144,15 +144,6 @@ def test_every_layer(file, case):
         close(out.attentions[layer], golden)
 
 
-@pytest.mark.parametrize("backend", ["reference", "blockwise"])
-def test_every_backend(backend):
-    case = "rs_sep1_tr1_pq1_mean_n16_seg_pad"
-    model = authors_encoder("W1", settings("enc_W1", case), attention_backend=backend)
-    stored = tensors("enc_W1", case)
-    with torch.no_grad():
-        close(model(**inputs(stored)).last_hidden_state, stored["hidden_06"])
-
-
 SOURCES = {"hf": "all", "fixed": "any", "tf": "any"}
 """How each source of the decoder's numbers pools masks."""
 
@@ -180,20 +171,6 @@ def test_decoder(case, source):
         if name.startswith("hidden_"):
             close(out.hidden_states[int(name[7:])], tensor)
     close(out.last_hidden_state, golden["decoder" if source == "tf" else "last_hidden_state"])
-
-
-@pytest.mark.parametrize(("file", "case"), cases("decoder_repeat_W3"))
-def test_decoder_after_repeated_layers(file, case):
-    stored = tensors(file, case)
-    sizes, state = weights("W3", "hf")
-    config = configuration(sizes, settings(file, case), decoder_layers="1")
-    model = Encoder(config).eval()
-    model.load_state_dict(from_funnel(state, config))
-    with torch.no_grad():
-        out = model(**inputs(stored), output_hidden_states=True)
-    for number in range(1, 6):
-        close(out.hidden_states[number], stored[f"tf/hidden_{number:02}"])
-    close(out.last_hidden_state, stored["tf/decoder"])
 
 
 def authors_gradients():

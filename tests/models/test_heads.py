@@ -58,31 +58,6 @@ def test_predictions_are_those_written_out(model_class):
     torch.testing.assert_close(found, functional.linear(hidden, weight, bias).squeeze(-1))
 
 
-def packed(inputs):
-    """The rows of a padded batch, without the padding, as one row."""
-    real = inputs["attention_mask"].bool()
-    lengths = real.sum(1)
-    ids = {name: ids[real].unsqueeze(0) for name, ids in inputs.items() if name != "attention_mask"}
-    positions = torch.cat([torch.arange(length) for length in lengths.tolist()])
-    documents = torch.arange(len(lengths)).repeat_interleave(lengths)
-    return {**ids, "position_ids": positions.unsqueeze(0), "document_ids": documents.unsqueeze(0)}
-
-
-@pytest.mark.parametrize("position", ["learned", "learned+tisa", "tisa", "rope", "t5", "shaw", "transformer_xl"])
-@pytest.mark.parametrize("labels", [torch.tensor([2, 0, 1]), torch.tensor([0.5, -1.0, 2.0])])
-def test_packed_rows_have_a_prediction_for_each_document(position, labels):
-    regression = labels.is_floating_point()
-    model = build(EncoderForSequenceClassification, position=position, num_labels=1 if regression else 3)
-    results = []
-    for inputs in (batch(), packed(batch())):
-        model.zero_grad()
-        output = model(**inputs, labels=labels)
-        output.loss.backward()
-        gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-        results.append((output.logits, output.loss, gradients))
-    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-6)
-
-
 @every_model
 def test_without_biases_only_the_last_layer_of_a_head_may_have_one(model_class):
     model = build(model_class, biases=False)

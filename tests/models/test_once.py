@@ -34,7 +34,7 @@ def count(monkeypatch, owner, name):
         # among three sequences, and from each pooled one to the one before
         *((position, "2", Tisa, "reach_per_layer", 5) for position in ("tisa", "tisa+rope")),
         ("tisa", "2", Tisa, "curve_per_layer", 5),
-        ("rope", "2", Rope, "_turns", 7),
+        ("rope", "2", Rope, "_rotations", 7),
         ("floater", "2", Floater, "trajectory", 5),
         ("t5", "2", T5, "curve", 5),
         ("alibi", "2", Alibi, "curve", 5),

@@ -6,25 +6,18 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianMTModel
 
-from tests.golden import check, groups
-from tests.positions.layers import install
 from whereformer import (
     PositionRangeError,
-    Positions,
     Seq2SeqConfig,
     Seq2SeqForConditionalGeneration,
-    Site,
-    build_position,
     position_names,
 )
 from whereformer.models.inputs import CACHE
-from whereformer.models.layers import Attention
 
 from .checkpointing import checkpoint_activations
 from .peers import of_both_stacks
 
 METHODS = [*position_names(), "learned+tisa", "tupe+t5", "sinusoidal+floater", "rope+fox", "deberta+rope"]
-_, SHAW_LAYERS = groups("positions/shaw", "rel_", "layer_")
 VOCABULARY = 40
 
 
@@ -136,36 +129,6 @@ def test_logits_states_and_gradients_equal_marians():
     torch.testing.assert_close(ours.words.weight.grad[1:], theirs.model.shared.weight.grad[1:], rtol=1e-9, atol=1e-9)
     own = ours.decoder.layers[0].cross.query.weight.grad
     torch.testing.assert_close(own, theirs.model.decoder.layers[0].encoder_attn.q_proj.weight.grad)
-
-
-@pytest.mark.parametrize("case", SHAW_LAYERS)
-def test_the_attention_module_equals_shaws(case):
-    golden, heads = case.tensors(), case.config["H"]
-    width = golden["x"].shape[-1]
-    config = config_of(hidden_size=width, num_attention_heads=heads, head_dim=golden["rel_k"].shape[1])
-    module = Attention(config, content=True).double().eval()
-    names = {"query": "Wq", "key": "Wk", "value": "Wv", "out": "Wo"}
-    with torch.no_grad():
-        for name, weight in names.items():
-            getattr(module, name).weight.copy_(golden[weight].mT)
-            getattr(module, name).bias.zero_()
-    position = build_position(
-        "shaw", hidden_size=width, num_heads=heads, head_dim=golden["rel_k"].shape[1], clip=case.config["clip"]
-    )
-    install(position, keys=golden["rel_k"].unsqueeze(0), values=golden["rel_v"].unsqueeze(0))
-    at = Positions(0, 1, golden["x"].shape[1])
-    out, _ = module(golden["x"], golden["x"], position, Site(at, at, causal=case.config["causal"]))
-    check(out, golden["out"], 1e-11)
-    if not case.config["causal"]:
-        return
-    # One token after the other, through a cache.
-    cache, steps = DynamicCache(), []
-    for index in range(golden["x"].shape[1]):
-        new = Positions(index, 1, 1)
-        site = Site(new, Positions(0, 1, index + 1), causal=True, new_key_positions=new)
-        x = golden["x"][:, index : index + 1]
-        steps.append(module(x, x, position, site, cache)[0])
-    check(torch.cat(steps, 1), golden["out"], 1e-11)
 
 
 @pytest.mark.parametrize("position", METHODS)

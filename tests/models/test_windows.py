@@ -106,15 +106,6 @@ def test_a_window_counts_positions(position, monkeypatch):
     check_with_dense_masks(make(position, **FUNNEL), {"input_ids": words(), "position_ids": apart}, monkeypatch)
 
 
-@pytest.mark.parametrize("position", ["none", "tisa", "shaw"])
-def test_packed_rows(position):
-    model, ids = make(position, **SHAPES[0]), words(1)
-    documents = torch.tensor([[0] * 7 + [1] * 10])
-    packed = model(ids, position_ids=torch.cat([torch.arange(7), torch.arange(10)]), document_ids=documents)
-    alone = [model(part).last_hidden_state for part in (ids[:, :7], ids[:, 7:])]
-    torch.testing.assert_close(packed.last_hidden_state, torch.cat(alone, 1), rtol=1e-9, atol=1e-10)
-
-
 @pytest.mark.parametrize("shape", [{"blocks": "3"}, {"blocks": "2-2", "decoder_layers": "1"}], ids=str)
 @pytest.mark.parametrize("position", ["none", "tisa", "transformer_xl"])
 def test_a_window_that_sees_all_is_none(position, shape):
@@ -122,30 +113,6 @@ def test_a_window_that_sees_all_is_none(position, shape):
     expected = step(make(position, **shape), inputs)
     torch.testing.assert_close(step(make(position, windows="0", **shape), inputs), expected, rtol=0, atol=0)
     torch.testing.assert_close(step(make(position, windows="17", **shape), inputs), expected, rtol=1e-8, atol=1e-9)
-
-
-def test_information_goes_no_farther_than_the_windows():
-    model, ids = make("rope", blocks="2", windows="3,2"), words(1, 30)
-    changed = ids.clone()
-    changed[0, 15] = (ids[0, 15] + 1) % 50
-    different = (model(ids).last_hidden_state != model(changed).last_hidden_state).any(-1)[0].nonzero().squeeze(1)
-    assert different.tolist() == list(range(15 - 5, 15 + 5 + 1))
-
-
-@pytest.mark.parametrize("separate_cls", [True, False])
-def test_weights_of_pooled_tokens(separate_cls):
-    model = make(blocks="1-1-1", windows="4,2,8", separate_cls=separate_cls)
-    weights = model(words(), output_attentions=True).attentions
-    # The positions of queries and keys in every layer
-    whole, half, quarter = [torch.arange(17)], [torch.arange(-1, 16, 2)[:9]], [torch.arange(-3, 14, 4)]
-    if not separate_cls:
-        half, quarter = [torch.arange(0, 17, 2)], [torch.arange(0, 17, 4)]
-    for found, queries, keys, window in zip(
-        weights, whole + half + quarter, whole + whole + half, (4, 2, 8), strict=True
-    ):
-        near = (queries[:, None] - keys).abs() <= window
-        assert found.shape[2:] == near.shape
-        assert torch.equal(found[0, 0] > 0, near)
 
 
 lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)

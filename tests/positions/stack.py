@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from whereformer import build_position, position_names
-from whereformer.positions.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, spread
+from whereformer.positions.testing import HEADS, LAYERS, MAX_LENGTH, WIDTH, randomize_parameters
 
 # The authors' five solver steps per position would only take longer, and no sequence here reaches a threshold of 512.
 QUICK = {
@@ -78,7 +78,7 @@ def build(name, *, dtype=torch.float64, **options):
     position = build_position(
         name, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=MAX_LENGTH, **options
     ).to(dtype)
-    spread(position)
+    randomize_parameters(position)
     return position
 
 

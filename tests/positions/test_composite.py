@@ -16,14 +16,14 @@ from whereformer.positions import (
     method_class,
     register,
 )
-from whereformer.positions.testing import attend, check_position, spread
+from whereformer.positions.testing import attend, check_position, randomize_parameters
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
 
 
 def build(name, num_layers, **options):
     position = build_position(name, **SIZES, num_layers=num_layers, **options).double()
-    spread(position)
+    randomize_parameters(position)
     return position
 
 
@@ -88,7 +88,7 @@ def test_a_method_of_the_embeddings_is_below_all_layers():
     words, at = embeddings(5), Positions(0, 1, 5)
     assert torch.equal(position.embed(words, at), position.parts[0].embed(words, at))
     with pytest.raises(
-        ValueError, match=r"^position: learned acts on the embeddings, below all layers, so it must stand"
+        ValueError, match=r"^position: learned acts on the embeddings, so it must appear in every layer"
     ):
         build("learned+tisa/rope", 2)
 
@@ -101,7 +101,7 @@ def test_options_of_one_part_win_over_those_for_all():
         build("tisa/t5", 2, t5={"clip": 3})
     with pytest.raises(TypeError, match=r"^position 'tisa/t5' has no option 'shaw'"):
         build("tisa/t5", 2, shaw={"clip": 3})
-    with pytest.raises(ValueError, match=r"^rope: expected a dictionary with options of this method alone, got 3$"):
+    with pytest.raises(ValueError, match=r"^rope: expected a dictionary with options of only this method, got 3$"):
         build("rope/none", 2, rope=3)
 
 
@@ -118,7 +118,7 @@ def test_a_method_in_several_places_is_one():
     assert [type(part).__name__ for part in position.components()] == ["Tisa", "Rope"]
     assert position.layers == [[0, 2, 3], [0, 1, 2, 3, 4]]
     assert [len(position.components(layer)) for layer in range(5)] == [2, 1, 2, 2, 1]
-    assert position.places[2] == [(1, 2), (0, 1)]
+    assert position.layer_parts[2] == [(1, 2), (0, 1)]
 
 
 def test_a_pattern_is_cut_where_the_layers_end():
@@ -130,7 +130,7 @@ def test_a_pattern_is_cut_where_the_layers_end():
 @pytest.mark.parametrize(
     ("name", "layers", "message"),
     [
-        ("rope//none", 3, "a method's name is missing in 'rope//none'; "),
+        ("rope//none", 3, "a method name is missing in 'rope//none'; "),
         ("rope, rope,none", 3, "unknown position method 'rope, rope,none'"),
         ("rope/tisa+tisa", 2, r"'rope/tisa\+tisa' names a method twice"),
         ("synthesizer/rope", 2, r"a Synthesizer with content='none' replaces query \. key in all layers or in none"),
@@ -173,7 +173,7 @@ def test_an_encoder_has_the_pattern():
     at = Positions(0, 1, 9)
     assert not mixed.position.terms(hidden[1], Site(at, at, 1))
     assert mixed.position.terms(hidden[1], Site(at, at, 2))
-    spread(mixed.position)
+    randomize_parameters(mixed.position)
     assert (mixed(ids)[0] - alone(ids)[0]).abs().max() > 1e-3
     mixed.position.parts[0].amplitude.data.zero_()
     torch.testing.assert_close(mixed(ids)[0], alone(ids)[0])

@@ -32,20 +32,6 @@ def test_interleaved_rotation_equals_roformer(case):
     check(key.transpose(1, 2), golden["k_rot"], 1e-11)
 
 
-@pytest.mark.parametrize("case", ROFORMER_ROTATIONS)
-def test_angles_are_those_of_the_sinusoid(case):
-    """RoFormer reads its cosines and sines from the paper's interleaved sinusoid."""
-    golden, n, width = case.tensors(), case.config["n"], case.config["d"]
-    positions = golden["positions"]
-
-    sinusoid = build_position("sinusoidal", hidden_size=width, num_heads=1, max_timescale=case.config["base"])
-    check(sinusoid.embed(torch.zeros(1, n, width, dtype=torch.float64), positions), golden["table"], 1e-11)
-
-    turns, _ = rope(case.config, layout="interleaved").compute_shared(Site(positions, positions))
-    cos, sin, *_ = turns[case.config["base"]]
-    check(torch.stack((sin[:, 1::2], cos[:, ::2]), -1).flatten(-2), golden["table"][0], 1e-11)
-
-
 @pytest.mark.parametrize("case", ROFORMER_LAYERS)
 def test_layer_equals_roformer(case):
     golden, heads = case.tensors(), case.config["H"]

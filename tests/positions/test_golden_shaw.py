@@ -1,7 +1,6 @@
 """Shaw's relative keys and values equal tensor2tensor's ``dot_product_attention_relative``."""
 
 import pytest
-import torch
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import check_causal, install, merge_heads, prepare, split_heads
@@ -44,22 +43,6 @@ def test_attention_equals_the_original(case):
         # Scores are known up to a constant per row.
         seen = weights > 0
         check(weights[seen].log(), golden["logits"].log_softmax(-1)[seen], TOLERANCE)
-
-
-@pytest.mark.parametrize("case", RELATIVE)
-def test_pairs_read_the_original_rows(case):
-    """A table that holds its own row number, seen by a query of 1 and keys of 0, makes each score the row it read."""
-    golden = case.tensors()
-    rows, head_dim = golden["rel_k"].shape
-    table = torch.zeros(rows, head_dim, dtype=torch.float64)
-    table[:, 0] = torch.arange(rows)
-    query = torch.zeros_like(golden["q"])
-    query[..., 0] = 1.0
-    position = shaw(case.config, table, table)
-
-    weights = attention_weights(*prepare(position, query, torch.zeros_like(golden["k"]), golden["v"]), scale=1.0)
-
-    check(weights, golden["positions"].double().softmax(-1).expand_as(weights), TOLERANCE)
 
 
 @pytest.mark.parametrize("case", LAYER)

@@ -5,7 +5,7 @@ import torch
 from transformers import InklingTextConfig
 from transformers.models.inkling import modeling_inkling as theirs
 
-from tests.positions.stack import HEADS, LAYERS, WIDTH, spread
+from tests.positions.stack import HEADS, LAYERS, WIDTH, randomize_parameters
 from whereformer import OffsetKeys, Positions, Site, attention_weights, build_position
 
 HEAD_DIM = WIDTH // HEADS
@@ -16,7 +16,7 @@ def build(**options):
     position = build_position(
         "inkling", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=24, **options
     ).double()
-    spread(position)
+    randomize_parameters(position)
     return position
 
 

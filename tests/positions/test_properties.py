@@ -77,23 +77,6 @@ def test_tisa_without_kernels_is_no_position_at_all(length, seed):
     assert_close(attend(make("tisa without kernels"), words), attend(build("none"), words))
 
 
-# --- Shaw
-
-
-@few
-@given(length=lengths, clip=st.integers(0, 4), per_head=st.booleans(), seed=seeds)
-def test_shaw_is_attention_to_keys_and_values_of_their_own_for_every_query(length, clip, per_head, seed):
-    torch.manual_seed(seed)
-    position = build("shaw", clip=clip, per_head=per_head)
-    query, key, value = torch.randn(3, 1, HEADS, length, HEAD_DIM, dtype=torch.float64)
-    at = Positions(0, 1, length)
-    out = attention(query, key, value, position.terms(embeddings(length), Site(at, at, 1)))
-    for i in range(length):
-        rows = (torch.arange(length) - i).clamp(-clip, clip) + clip
-        seen = key + position.keys[1][..., rows, :], value + position.values[1][..., rows, :]
-        assert_close(out[:, :, i : i + 1], attention(query[:, :, i : i + 1], *seen))
-
-
 # --- FIRE
 
 
@@ -155,7 +138,7 @@ def test_causal_alibi_is_the_authors_bias(n_q, n_k):
     assert_close(call(terms), call([DenseBias(theirs.expand(1, 12, n_q, n_k))]), 1e-6)
 
 
-# --- Synthesizer and FLOATER
+# --- Synthesizer
 
 
 @pytest.mark.parametrize("tiling", ["pairs", "tile"])
@@ -206,11 +189,4 @@ def test_a_mixture_starts_with_equal_shares():
         position = build_position(
             "synthesizer", hidden_size=8, num_heads=2, max_length=6, variant="random+dense", content=content
         )
-        assert_close(torch.stack(list(position._shares(0))), torch.full((count,), 1 / count))
-
-
-@few
-@given(length=st.integers(1, 12), more=st.integers(0, 8))
-def test_floater_vectors_do_not_depend_on_the_length(length, more):
-    position = make("floater")
-    assert torch.equal(position.trajectory(length + more)[:length], position.trajectory(length))
+        assert_close(torch.stack(list(position._mixture_weights(0))), torch.full((count,), 1 / count))

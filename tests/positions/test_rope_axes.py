@@ -84,14 +84,6 @@ def test_dinov3(prefix):
     check(found, dinov3.apply_rotary_pos_emb(query, key, cos, sin))
 
 
-def test_the_image_encoder_of_qwen2_vl():
-    config = transformers.Qwen2VLConfig(vision_config={"embed_dim": HEADS * HEAD_DIM, "num_heads": HEADS}).vision_config
-    query, key = heads(ROWS * COLUMNS, 1)
-    cos, sin = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(query, CELLS[0])
-    theirs = qwen2_vl.apply_rotary_pos_emb_vision(query[0].transpose(0, 1), key[0].transpose(0, 1), cos, sin)
-    check((one[0].transpose(0, 1) for one in turned(query, key, CELLS, **GRID)), theirs)
-
-
 def test_pixtral_is_interleaved_with_its_features_in_another_order():
     """It has the even pairs of a head first; products of query and key are the same in any order."""
     config = transformers.PixtralVisionConfig(**THEIRS, head_dim=HEAD_DIM, image_size=4 * 8, patch_size=4)
@@ -136,18 +128,20 @@ def test_an_encoder_takes_positions_of_several_axes(options):
 
 
 def test_methods_that_do_not_take_the_axes_say_so():
-    takes = r"takes positions \(n,\) or \(batch, n\)%s, got \(1, 15, 2\); rope takes several axes with its option sec"
+    accepts = (
+        r"accepts positions \(n,\) or \(batch, n\)%s, got \(1, 15, 2\); rope accepts several axes with its option sec"
+    )
     for model, message in (
-        (encoder(position="learned"), f"Learned {takes % ''}"),
-        (encoder(), f"Rope {takes % ''}"),
-        (encoder(position_options={"sections": [2, 3, 3]}), rf"Rope {takes % r' or .batch, n, 3.'}"),
+        (encoder(position="learned"), f"Learned {accepts % ''}"),
+        (encoder(), f"Rope {accepts % ''}"),
+        (encoder(position_options={"sections": [2, 3, 3]}), rf"Rope {accepts % r' or .batch, n, 3.'}"),
     ):
         with pytest.raises(InputError, match=f"^position_ids: {message}"):
             model(torch.randint(9, (1, 15)), position_ids=CELLS)
     joined = build_position("rope+tisa", **SIZES, sections=[4, 4])
-    with pytest.raises(InputError, match=f"^site.query_positions: Tisa {takes % ''}"):
+    with pytest.raises(InputError, match=f"^site.query_positions: Tisa {accepts % ''}"):
         joined.attend(torch.randn(1, 15, 32), *torch.randn(3, 1, 2, 15, 16), Site(CELLS, CELLS))
-    with pytest.raises(InputError, match=f"^positions: Learned {takes % ''}"):
+    with pytest.raises(InputError, match=f"^positions: Learned {accepts % ''}"):
         build_position("learned", **SIZES).embed(torch.randn(1, 15, 32), CELLS)
 
 
@@ -168,7 +162,9 @@ def test_bad_places_are_refused(at, message):
 
 
 def test_turns_that_are_other_pairs_than_the_sections_say_are_refused():
-    with pytest.raises(InputError, match=r"^sections: in turns, \[3, 2, 3\] would be \[4, 2, 2\]"):
+    with pytest.raises(
+        InputError, match=r"^sections: 'interleaved' would give the axes \[4, 2, 2\] pairs, got \[3, 2, 3\]"
+    ):
         build_position("rope", **SIZES, sections=[3, 2, 3], arrangement="interleaved")
 
 

@@ -44,7 +44,7 @@ def test_options_of_any_kind(chosen, value):
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("synthesizer", {"rank": "zzz"}, "rank: expected a whole number, got 'zzz'"),
+        ("synthesizer", {"rank": "zzz"}, "rank: expected an integer, got 'zzz'"),
         ("floater", {"solver": ["rk4"]}, r"solver: expected text, got \['rk4'\]"),
         ("sinusoidal", {"max_timescale": 10**400}, "max_timescale: expected a finite number, got 1000"),
         ("tisa", {"num_kernels": -(10**5000)}, "num_kernels: expected at least -1048576, got a huge int"),

@@ -191,9 +191,11 @@ class OtherCurve(Triangle):
 
 
 class HalfPositions(Rope):
-    def _turns(self, positions):
+    def _rotations(self, positions):
         positions = position_values(positions, self._like.device)
-        return super()._turns(positions.to(self._like.dtype if self._like.dtype != torch.float64 else positions.dtype))
+        return super()._rotations(
+            positions.to(self._like.dtype if self._like.dtype != torch.float64 else positions.dtype)
+        )
 
 
 class LogOfIntegers(Triangle):
@@ -243,7 +245,7 @@ class Looks(Alibi):
         (Single, "Hooks return what they should", "transform_qkv returned a query of"),
         (Lists, "Hooks return what they should", "terms returned a list, expected a tuple"),
         (Inplace, "Hooks return what they should", "hidden states in place"),
-        (OtherAlone, "What layers share may be left out", "with site.shared and without: differs by"),
+        (OtherAlone, "The results that layers share may be left out", "with site.shared and without: differs by"),
         (Noisy, "", "differ"),
         (Unused, "Every parameter has a finite gradient", "spare has no gradient in any layer"),
         (Detached, "Every parameter has a finite gradient", "amplitude has no gradient"),
@@ -255,8 +257,8 @@ class Looks(Alibi):
         (MindsPadding, "Padding changes nothing", "with padding on the right"),
         (WrongRange, "Positions out of range", "IndexError"),
         (Drifts, "The same number added to all positions", "positions from -2 instead of 0"),
-        (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
-        (Silent, "Query and key may be left out, unless needs_query_key", "transform_qkv changes the query"),
+        (OtherCurve, "A curve holds the numbers", "weights of the terms and of the curve"),
+        (Silent, "Query and key may be left out, unless needs_query_key states", "transform_qkv changes the query"),
         (LogOfIntegers, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (SingleLogs, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (HalfPositions, "bfloat16 rounds the output", "positions from 513"),

@@ -108,10 +108,10 @@ def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_pa
     longer = extended(teacher, 48)
     target = tmp_path / "longer"
     save_encoder(longer, folder, target)
-    theirs, new = (library.SentenceTransformer(str(each), device="cpu") for each in (folder, target))
+    theirs, new = (library.SentenceTransformer(str(path), device="cpu") for path in (folder, target))
     for name, vector in (("theirs", theirs), ("new", new)):
-        wanted = (teacher if name == "theirs" else longer).vectors(torch.tensor([ids])).detach()
-        torch.testing.assert_close(torch.tensor(vector.encode([text])), wanted, atol=1e-5, rtol=0)
+        ours = (teacher if name == "theirs" else longer).vectors(torch.tensor([ids])).detach()
+        torch.testing.assert_close(torch.tensor(vector.encode([text])), ours, atol=1e-5, rtol=0)
     assert new.prompts == theirs.prompts == prompts["prompts"]
     assert new.similarity_fn_name == "dot"
     assert not new[1].include_prompt

@@ -2,29 +2,21 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoTokenizer
 
-import whereformer
 from tests.failing import fails
-from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
-from whereformer import Encoder, EncoderForSequenceClassification, load_pretrained
+from whereformer import EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.lab import loading
-from whereformer.lab import train as training
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
 from whereformer.recipes import glue
@@ -72,63 +64,10 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
     assert "whereformer finetune --" in page
 
 
-def test_the_function_does_what_the_command_does(model, data, tmp_path):
-    by_command = run(model, data, tmp_path)
-    options = {"model": model, "data": data, "task": ["cola"], "kernels": [0, 2], "seeds": 1, "epochs": 1}
-    report = whereformer.finetune(**options, batch_size=8, device="cpu", quiet=True)
-    assert {key: vars(each) for key, each in report.values.items()} == by_command
-    assert "learned+tisa: scores in percent" in str(report)
-    assert "<table" in report._repr_html_()
-    plan = whereformer.finetune(**options, dry_run=True, quiet=True)
-    assert "2: 1 task, 2 models, 1 seed" in str(plan)
-
-
 def test_it_learns(model, data, tmp_path):
     found = run(model, data, tmp_path, "--epochs=40", "--learning-rate=0.01", "--kernels=2")
     losses = [loss for _, loss in found["cola", "learned+tisa, S=2", 0]["losses"]]
     assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.slow
-def test_a_killed_run_continues_to_the_same_numbers(model, data, tmp_path):
-    words = ["finetune", "--model", model, "--data", data, "--task=cola", *TINY, "--epochs=4", "--seeds=2"]
-    whole = run(model, data, tmp_path / "whole", "--epochs=4", "--seeds=2")
-    command = [sys.executable, "-m", "whereformer", *words, "--out", str(tmp_path / "killed")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    path, until = tmp_path / "killed" / "records.jsonl", time.time() + 120
-    while (not path.exists() or path.read_bytes().count(b"\n") < 3) and time.time() < until:
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate(timeout=60)
-    assert 0 < len(records(tmp_path / "killed")) < 4
-    assert run(model, data, tmp_path / "killed", "--epochs=4", "--seeds=2") == whole
-
-
-@pytest.mark.parametrize("position", ["learned+tisa", "rope"])
-def test_no_step_waits_for_the_device(position, model, data, tmp_path, monkeypatch):
-    mode, steps, real = Waits(), [], training._State.step
-
-    def step(self, parts, plan):
-        mode.step = "step"
-        steps.append(loss := real(self, parts, plan))
-        mode.step = "else"
-        return loss
-
-    monkeypatch.setattr(training._State, "step", step)
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("whereformer.") and hasattr(module, "can_look"):  # at numbers on the CPU
-            monkeypatch.setattr(module, "can_look", lambda tensor: False)
-    recipe = Finetune(model=model, data=data, task="cola", position=position, kernels=2, epochs=4, batch_size=8)
-
-    class Here:
-        folder, device, step, say = tmp_path, "cpu", staticmethod(lambda *_: None), staticmethod(lambda text: None)
-
-    (name,) = recipe.variants
-    recipe.prepared  # noqa: B018
-    with mode:
-        recipe.tune(Here(), "cola", name, 0)
-    assert len(steps) == 12
-    assert set(mode.found) <= {0, "else"}, mode.found
 
 
 def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
@@ -147,23 +86,6 @@ def test_all_models_of_a_seed_start_from_the_same_weights(model):
     assert any("amplitude" in name for name in tisa)
     assert not torch.equal(learned["classifier.out.weight"], other["classifier.out.weight"])
     assert torch.equal(learned["encoder.embeddings.word.weight"], other["encoder.embeddings.word.weight"])
-
-
-@pytest.mark.parametrize("model_class", [None, BertForMaskedLM])
-def test_trained_position_embeddings_stay_unless_they_are_dropped(model, tmp_path, model_class):
-    folder = model
-    if model_class is not None:
-        size = {"vocab_size": 90, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-        with quiet_transformers():
-            model_class(BertConfig(**size, intermediate_size=32, max_position_embeddings=40)).save_pretrained(tmp_path)
-        folder = str(tmp_path)
-    with quiet_transformers():
-        trained = load_pretrained(folder, model_class=Encoder).position.state_dict()
-        added, alone = (loading.fresh(folder, name, 3, 2, 0) for name in ("learned+tisa", "tisa"))
-    learned = added.encoder.position.parts[0].state_dict()
-    assert trained.keys() == learned.keys()
-    assert all(torch.equal(trained[name], learned[name]) for name in trained)
-    assert set(alone.encoder.position.state_dict()) == {"amplitude", "sharpness", "center"}
 
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
@@ -300,17 +222,6 @@ def test_rows_that_are_too_long_are_an_error_or_cut(data, tmp_path, capsys):
     assert "rows were truncated to 10 tokens" in (tmp_path / "out" / "report.md").read_text()
     # Methods that go on beyond what was trained need no cut.
     main([*arguments[: -len(TINY)], *TINY, "--position=tisa", "--out", str(tmp_path / "other")])
-
-
-def test_another_models_tokenizer_is_refused(model, data, tmp_path, capsys):
-    folder = tmp_path / "model"
-    save_model(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens([f"extra{number}" for number in range(9)])
-    tokenizer.save_pretrained(tmp_path / "tokenizer")
-    arguments = ["--model", model, "--data", data, "--task=cola", "--out", str(tmp_path / "out"), *TINY]
-    line = fails(capsys, "finetune", *arguments, "--tokenizer", str(tmp_path / "tokenizer"))
-    assert "--tokenizer: it has ids up to" in line
 
 
 def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):

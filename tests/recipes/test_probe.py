@@ -5,7 +5,6 @@ import json
 import pytest
 import torch
 
-import whereformer
 from tests.failing import fails, refusals
 from tests.lab.report.pages import Page
 from whereformer.cli.main import main
@@ -62,15 +61,6 @@ def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
     assert "## Accuracy at 8 symbols, as trained" in markdown
     assert "| guessing |" in markdown
-
-
-def test_the_function_does_what_the_command_does(tmp_path):
-    by_command = run(tmp_path)
-    report = whereformer.probe(positions=["none", "learned", "tisa"], tasks="previous,passkey", jobs=1, **SHORT)
-    assert by_command == {key: {"scores": each.scores, "failed": ""} for key, each in report.values.items()}
-    assert "Accuracy at 8 symbols" in str(report)
-    assert "<table" in report._repr_html_()
-    assert {path.name for path in report.write(tmp_path / "saved")} == {"report.html", "report.md"}
 
 
 def test_rope_finds_the_previous_token_and_none_can_only_guess():

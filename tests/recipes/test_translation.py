@@ -222,7 +222,7 @@ def test_options_of_the_method(data, tmp_path):
         ([], "--data: expected .csv, .tsv, .jsonl, .ndjson, .parquet, .arrow files, or two files of lines, got none"),
         *refusals("""
         --position tsia => --position: unknown position method 'tsia'; did you mean 'tisa'?
-        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected a whole number, got '3'
+        --position shaw --position-options '{"clip": "3"}' => --position-options: clip: expected an integer, got '3'
         --position-options '[' => --position-options: expected a JSON object
         --num-heads 5 => --num-heads: 5 heads do not divide hidden_size 256
         --batch-tokens 100 => --batch-tokens: expected at least 128, got 100

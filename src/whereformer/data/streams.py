@@ -56,6 +56,18 @@ Stream = Tensor | TokenFile
 """A stream of token ids, (tokens,): a tensor, or a file of them."""
 
 
+def read_windows(stream: Stream, starts: Sequence[int], length: int) -> Tensor:
+    """Return the windows that begin at ``starts``, (windows, length) int64; a file is opened once for all of them."""
+    if isinstance(stream, Tensor):
+        return torch.stack([stream[start : start + length] for start in starts])
+    ids = bytearray()
+    with stream.path.open("rb", buffering=0) as file:
+        for start in starts:
+            file.seek(4 * start)
+            ids += file.read(4 * length)
+    return torch.frombuffer(ids, dtype=torch.int32).view(len(starts), length).long()
+
+
 def packed(ids: Sequence[int]) -> bytes:
     """Return ids as the bytes of a :class:`TokenFile`."""
     return np.array(ids, np.int32).tobytes()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from .streams import Stream
+from .streams import Stream, read_windows
 from .tokenizers import Vocabulary
 
 if TYPE_CHECKING:
@@ -121,13 +121,13 @@ class Windows:
         ends = [0, *accumulate(stage.steps for stage in self.stages)]
         place = next(place for place, end in enumerate(ends[1:]) if step < end)
         stage, first = self.stages[place], (step - ends[place]) * self.stages[place].rows
-        body, starts = self.body(stage), []
+        body, stop, starts = self.body(stage), first + stage.rows, list[int]()
         windows = max(1, len(self.stream) // body - 1)  # in a pass
-        for number in range(first, first + stage.rows):
-            order, shift = _order(self.seed, place, number // windows, windows, len(self.stream) - windows * body)
-            starts.append(int(order[number % windows]) * body + shift)
-        text = torch.stack([self.stream[start : start + body] for start in starts])
-        return self._masked(text, _generator(self.seed, step))
+        for number in range(first // windows, (stop - 1) // windows + 1):
+            order, shift = _order(self.seed, place, number, windows, len(self.stream) - windows * body)
+            begun = number * windows
+            starts += (order[max(0, first - begun) : stop - begun] * body + shift).tolist()
+        return self._masked(read_windows(self.stream, starts, body), _generator(self.seed, step))
 
     def judging(self, stream: Stream) -> Windows:
         """Return the windows of a held-out stream, of the last length: always the same, whatever training uses."""

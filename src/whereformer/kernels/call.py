@@ -422,4 +422,4 @@ def _check_positions(
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
     if can_look(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions.detach()
+    return positions.detach() if positions.requires_grad else positions

@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -66,6 +66,11 @@ def apply_without_transforms(function: type[torch.autograd.Function]) -> Callabl
     function does."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
+
+
+def version_of(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; the number that autograd checks is private."""
+    return tensor._version
 
 
 def below_autograd() -> AbstractContextManager[Any]:

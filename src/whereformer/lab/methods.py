@@ -24,11 +24,11 @@ PLUGIN = "whereformer_plugin_"
 """How the names of plugins' modules begin; their version follows."""
 
 
-def known_methods(named: Sequence[str]) -> tuple[str, ...]:
-    """Return distinct methods, which :func:`fields_of_row` knows; "all" alone stands for every method.
+def known_methods(named: Sequence[str], field: str = "positions") -> tuple[str, ...]:
+    """Return distinct methods, which :func:`fields_of_row` knows; only "all" stands for all methods.
 
     Raises:
-        InputError: for ``positions``, if one is unknown.
+        InputError: for ``field``, the setting that names the methods, if one is unknown.
     """
     names = position_names() if list(named) == ["all"] else named
     try:
@@ -38,7 +38,7 @@ def known_methods(named: Sequence[str]) -> tuple[str, ...]:
                 method_class(part)
     except InputError as error:
         rows = "; rows may also be hybrid or METHOD+sinks" if error.reason.startswith("unknown") else ""
-        raise InputError("positions", f"{about_method(error, 'positions').reason}{rows}") from None
+        raise InputError(field, f"{about_method(error, field).reason}{rows}") from None
     return chosen
 
 
@@ -60,20 +60,21 @@ def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
     return fields if position == name else {**fields, "sinks": True}
 
 
-def check_methods(names: Iterable[str], **sizes: int) -> None:
-    """Build each method once, where tables of any size take no memory, so that errors appear before any training.
+def check_methods(names: Iterable[str], field: str = "positions", /, **sizes: int) -> None:
+    """Build each method once on the meta device, where tables take no memory, so that errors appear before training.
+
+    ``sizes`` are those of :func:`whereformer.build_position`.
 
     Raises:
-        InputError: if one does not fit these sizes, those of :func:`whereformer.build_position`.
+        InputError: for ``field``, the setting that names the methods, if one does not fit these sizes.
     """
     for name in names:
         try:
             with torch.device("meta"):
                 build_position(fields_of_row(name, str(sizes.get("num_layers", 1)))["position"], **sizes)
         except (ValueError, TypeError) as error:
-            problem = about_method(error, "positions")
-            known = problem.reason if name in problem.reason else f"{name!r} does not fit: {problem.reason}"
-            raise InputError("positions", known) from None
+            reason = about_method(error, field).reason
+            raise InputError(field, reason if name in reason else f"{name!r} does not fit: {reason}") from None
 
 
 def about_method(error: Exception, field: str) -> InputError:

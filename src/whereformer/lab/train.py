@@ -206,6 +206,7 @@ class _State:
 
     model: nn.Module
     wrapped: nn.Module
+    parameters: list[nn.Parameter]
     optimizer: Optimizer
     scheduler: LambdaLR
     device: torch.device
@@ -221,7 +222,7 @@ class _State:
             wrapped = cast(nn.Module, torch.compile(model, mode=graphs, dynamic=False))
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-        return cls(model, wrapped, optimizer, scheduler, device)
+        return cls(model, wrapped, list(model.parameters()), optimizer, scheduler, device)
 
     def step(self, parts: Sequence[tuple[float | None, Batch]], training: Training) -> Tensor:
         """Take one step on the parts of a batch. Return this process's loss, on the device."""
@@ -238,7 +239,7 @@ class _State:
                     loss = loss * share
                 loss.backward()
             total += loss.detach()
-        nn.utils.clip_grad_norm_(self.model.parameters(), MOST_NORM)
+        nn.utils.clip_grad_norm_(self.parameters, MOST_NORM)
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()

@@ -281,7 +281,7 @@ class Encoder(EncoderPreTrainedModel):
     def _documents(self, words: Tensor, real: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
 
-        A document begins at a real token whose position is not behind that of the real token before. Positions of
+        A document begins at a real token if the real token before it has the same position or a later one. Positions of
         padding may repeat.
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
@@ -293,12 +293,12 @@ class Encoder(EncoderPreTrainedModel):
             return texts if documents is None else whole_numbers("document_ids", documents)
         if positions is None or positions.dim() == 3 or not self.config.causal:
             return None
-        at = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
+        rows = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
         if real is None:
-            begins = functional.pad(at[:, 1:] <= at[:, :-1], (1, 0))
+            begins = functional.pad(rows[:, 1:] <= rows[:, :-1], (1, 0))
         else:
-            before, at = previous_token(real), at.expand(batch, -1)
-            begins = real & (before >= 0) & (at <= at.gather(1, before.clamp(min=0)))
+            before, rows = previous_token(real), rows.expand(batch, -1)
+            begins = real & (before >= 0) & (rows <= rows.gather(1, before.clamp(min=0)))
         if can_look(begins) and not begins.any():
             return None
         return begins.cumsum(1).expand(batch, -1)

@@ -12,7 +12,8 @@ from .base import ModelShape, OffsetFunction, float_dtype
 
 
 def slopes(num_heads: int) -> list[float]:
-    """Return the authors' slopes: a geometric sequence; past a power of two, every other slope of the next power's."""
+    """Return the authors' slopes: a geometric sequence. Beyond a power of two, every second slope of the next power
+    follows."""
     power = 2 ** math.floor(math.log2(num_heads))
     first = [2 ** (-8 * (head + 1) / power) for head in range(power)]
     return first + [2 ** (-4 * (2 * head + 1) / power) for head in range(num_heads - power)]
@@ -22,9 +23,9 @@ class Alibi(OffsetFunction):
     """Subtracts ``slope * |offset|`` from the scores, with a fixed slope per head; nothing is trained.
 
     In a causal model this is the authors' ``slope * offset``. In an encoder the penalty is the same on both sides, so
-    this method alone cannot tell left from right.
+    this method cannot distinguish left from right.
 
-    Extrapolation: any length and any real offset; this is what the method was made for.
+    Extrapolation: any length and any real offset; the method was made for this.
     Source: Press, Smith & Lewis (2022), arXiv 2108.12409, Section 3.
     """
 

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,23 @@ from .base import ModelShape, PositionMethod
 from .site import Site
 
 
-class CompositeMethod(PositionMethod):
-    """Several methods, each of which acts in its own layers as it would in a model of these alone.
+class _LayerPart(NamedTuple):
+    """A method that acts in a layer: its index in ``parts``, and the index of the layer among the method's layers."""
 
-    So a method has parameters for its own layers only, and counts these from 0. Where layers share weights, the passes
-    of a layer share what the method shares. Methods in the same layer act in the given order.
+    part: int
+    layer: int
+
+
+class CompositeMethod(PositionMethod):
+    """Several methods. Each acts in its own layers as it would in a model of only these layers.
+
+    So a method has parameters only for its own layers, and counts these from 0. Where layers share weights, the passes
+    of a layer share the method's parameters as well. Methods in the same layer act in the order of their names.
 
     Args:
-        model: the sizes of the whole model.
-        builders: by name, what builds each method for the given sizes.
-        places: the names at each place of a pattern, which is repeated to the depth.
+        model: the sizes of the full model.
+        builders: by name, the function that builds each method for the given sizes.
+        pattern: the names of the methods in each layer; it is repeated to the depth of the model.
 
     Raises:
         InputError: for methods that do not go together.
@@ -35,30 +42,30 @@ class CompositeMethod(PositionMethod):
         self,
         model: ModelShape,
         builders: Mapping[str, Callable[[ModelShape], PositionMethod]],
-        places: Sequence[list[str]],
+        pattern: Sequence[list[str]],
     ) -> None:
         super().__init__(model)
-        pattern = [places[layer % len(places)] for layer in range(model.num_layers)]
-        self.layers = [[at for at, names in enumerate(pattern) if name in names] for name in builders]
+        names_per_layer = [pattern[layer % len(pattern)] for layer in range(model.num_layers)]
+        self.layers = [[layer for layer, names in enumerate(names_per_layer) if name in names] for name in builders]
         """The layers of each method."""
-        numbers = {name: number for number, name in enumerate(builders)}
         self.parts = nn.ModuleList(
-            build(_shape_of(model, layers)) for build, layers in zip(builders.values(), self.layers, strict=True)
+            build(_shape_of_layers(model, layers)) for build, layers in zip(builders.values(), self.layers, strict=True)
         )
-        self.places = [
-            [(numbers[name], self.layers[numbers[name]].index(layer)) for name in names]
-            for layer, names in enumerate(pattern)
+        index = {name: number for number, name in enumerate(builders)}
+        self.layer_parts = [
+            [_LayerPart(index[name], self.layers[index[name]].index(layer)) for name in names]
+            for layer, names in enumerate(names_per_layer)
         ]
-        """The methods of each layer by number, each with the layer's number among those of this method."""
-        contents = {all(part.uses_query_key for part in self.components(layer)) for layer in range(model.num_layers)}
-        if len(contents) > 1:
+        """The methods of each layer."""
+        uses = {all(part.uses_query_key for part in self.components(layer)) for layer in range(model.num_layers)}
+        if len(uses) > 1:
             reason = "a Synthesizer with content='none' replaces query . key in all layers or in none"
             raise InputError("position", reason)
-        self.uses_query_key = contents == {True}
+        self.uses_query_key = uses == {True}
         self.needs_query_key = any(part.needs_query_key for part in self)
         if self.needs_query_key and not self.uses_query_key:
             names = " and ".join(type(part).__name__ for part in self if part.needs_query_key)
-            reason = "acts on query and key, which a Synthesizer with content='none' does without"
+            reason = "acts on query and key, which a Synthesizer with content='none' does not use"
             raise InputError("position", f"{names} {reason}; use content='add' or 'mix'")
         self.reads_keys = any(part.reads_keys for part in self)
         self.acts_on = frozenset().union(*(part.acts_on for part in self))
@@ -67,24 +74,26 @@ class CompositeMethod(PositionMethod):
         self.shift_invariant = all(part.shift_invariant for part in self) and self.depends_on_offsets_only()
         self.embedding_scale = max(part.embedding_scale for part in self)
         for parts in map(self.components, range(model.num_layers)):
+            changing = [
+                part
+                for part in parts
+                if type(part).transform_qkv is not PositionMethod.transform_qkv and not part.scales_query
+            ]
             for part in parts:
-                others = [other for other in parts if other is not part and not other.scales_query]
-                part.others_change_query |= any(
-                    type(other).transform_qkv is not PositionMethod.transform_qkv for other in others
-                )
+                part.others_change_query |= any(changer is not part for changer in changing)
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self.parts)
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
-        every: tuple[Any, ...] = tuple(self.parts)
-        return every if layer is None else tuple(every[number] for number, _ in self.places[layer])
+        parts: tuple[Any, ...] = tuple(self.parts)
+        return parts if layer is None else tuple(parts[layer_part.part] for layer_part in self.layer_parts[layer])
 
     def depends_on_offsets_only(self) -> bool:
         if not all(part.depends_on_offsets_only() for part in self):
             return False
-        # Where rope turns query and key by their positions, another method's products with them depend on these too.
-        # A method that reads keys reads them before they are turned.
+        # Where rope rotates query and key by their positions, another method's products with them depend on these, too.
+        # A method that reads keys reads them before they are rotated.
         for parts in map(self.components, range(self.model.num_layers)):
             on_products = [part for part in parts if part.needs_query_key and not part.reads_keys]
             if len(on_products) > 1 and any("keys" in part.acts_on for part in on_products):
@@ -92,7 +101,11 @@ class CompositeMethod(PositionMethod):
         return True
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        return next((found for part in self if (found := part.vectors(positions, device)) is not None), None)
+        for part in self:
+            vectors: Tensor | None = part.vectors(positions, device)
+            if vectors is not None:
+                return vectors
+        return None
 
     def compute_shared(self, site: Site) -> tuple[Any, ...]:
         return tuple(part.compute_shared(site) for part in self)
@@ -102,45 +115,52 @@ class CompositeMethod(PositionMethod):
             hidden = part.embed(hidden, positions)
         return hidden
 
-    def _at(self, site: Site) -> list[tuple[Any, Site]]:
-        """Return the methods of a layer, each with the site as this method counts and shares."""
+    def _parts_at(self, site: Site) -> list[tuple[Any, Site]]:
+        """Return the methods of a layer, each with the site that has the method's layer index and shared result."""
         shared = [None] * len(self.parts) if site.shared is None else site.shared
         return [
-            (self.parts[number], replace(site, layer=own, shared=shared[number]))
-            for number, own in self.places[site.layer]
+            (self.parts[part], replace(site, layer=layer, shared=shared[part]))
+            for part, layer in self.layer_parts[site.layer]
         ]
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        # A factor comes first, so that it is the same in ``content_terms``, whatever others add to the query.
-        for part, own in sorted(self._at(site), key=lambda pair: not pair[0].scales_query):
-            query, key, value = part.transform_qkv(query, key, value, own)
+        # A query factor comes first, so that it is the same in ``content_terms``, whatever other methods add to the
+        # query.
+        for part, part_site in sorted(self._parts_at(site), key=lambda pair: not pair[0].scales_query):
+            query, key, value = part.transform_qkv(query, key, value, part_site)
         return query, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        return tuple(term for part, own in self._at(site) for term in part.terms(hidden, own))
+        return tuple(term for part, part_site in self._parts_at(site) for term in part.terms(hidden, part_site))
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
-        parts = self._at(site)
+        parts = self._parts_at(site)
         if all(type(part).content_terms is PositionMethod.content_terms for part, _ in parts):
             return ()
-        for part, own in parts:
+        for part, part_site in parts:
             if part.scales_query:
-                query = (query * part.query_factor(query, own)).to(query.dtype)
-        return tuple(term for part, own in parts for term in part.content_terms(query, key, own))
+                query = (query * part.query_factor(query, part_site)).to(query.dtype)
+        return tuple(term for part, part_site in parts for term in part.content_terms(query, key, part_site))
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
-        parts: Any = zip(self.components(layer), self.places[layer], strict=True)
-        curves = [curve for part, (_, own) in parts if (curve := part.curve(offsets, layer=own)) is not None]
+        curves = []
+        for layer_part in self.layer_parts[layer]:
+            part: Any = self.parts[layer_part.part]
+            curve = part.curve(offsets, layer=layer_part.layer)
+            if curve is not None:
+                curves.append(curve)
         if curves:
             return torch.stack([curve.to(curves[0].device) for curve in curves]).sum(0)
         if self.acts_in_attention(layer) or not self.acts_in_attention():
             return None
-        # Nothing is added, which is a curve beside those of other layers.
+        # No method acts in this layer. Next to the curves of other layers, its curve is zero.
         return self._like.new_zeros(self.model.num_heads, *torch.as_tensor(offsets).shape)
 
 
-def _shape_of(model: ModelShape, layers: Sequence[int]) -> ModelShape:
-    """Return the sizes of a model that has only some of the layers."""
-    layer_of_pass = [model.layer_of_pass[layer] for layer in layers]
-    numbers = {distinct: number for number, distinct in enumerate(dict.fromkeys(layer_of_pass))}
-    return replace(model, num_layers=len(layers), layer_of_pass=tuple(numbers[distinct] for distinct in layer_of_pass))
+def _shape_of_layers(model: ModelShape, layers: Sequence[int]) -> ModelShape:
+    """Return the sizes of a model that has only these of the layers, with its distinct layers numbered from 0."""
+    distinct_layers = [model.layer_of_pass[layer] for layer in layers]
+    numbers = {distinct: number for number, distinct in enumerate(dict.fromkeys(distinct_layers))}
+    return replace(
+        model, num_layers=len(layers), layer_of_pass=tuple(numbers[distinct] for distinct in distinct_layers)
+    )

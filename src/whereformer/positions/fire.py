@@ -11,7 +11,7 @@ from torch.nn import functional
 from ..errors import InputError
 from ..kernels.precision import without_autocast
 from ..kernels.terms import DenseBias, Term, offsets_between, position_values
-from .base import ModelShape, PositionMethod, as_offsets, check_least, float_dtype
+from .base import ModelShape, PositionMethod, as_offsets, check_min, float_dtype
 from .site import Site
 
 
@@ -19,13 +19,13 @@ class Fire(PositionMethod):
     """Adds a small network's value at (log distance / log query position) to the scores, per head and layer.
 
     ``score_ij += mlp(log(|c offset| + 1) / (log(|c max(i, L)|  + 1) + eps))`` for the query at position i (eq. 19
-    with the authors' absolute values). Up to the trained threshold L, the score depends on the distance alone. Beyond
+    with the authors' absolute values). Up to the trained threshold L, the score depends only on the distance. Beyond
     it, distances are measured relative to i, so no input ever leaves the trained range, and a shift of all positions
     changes the scores. The formula was made for causal models. In an encoder, distances to the left and to the right
     look alike.
 
-    Because of the division by a function of i, every pair of query and key has its own number: a DenseBias with O(n_q
-    n_k) memory.
+    Because of the division by a function of i, every pair of query and key has its own number: a DenseBias with
+    O(n_q n_k) memory.
 
     Args:
         width: hidden units of the network.
@@ -42,7 +42,7 @@ class Fire(PositionMethod):
 
     def __init__(self, model: ModelShape, *, width: int = 32, initial_threshold: float = 512.0) -> None:
         super().__init__(model)
-        check_least(1, width=width)
+        check_min(1, width=width)
         if initial_threshold <= 0:
             raise InputError("initial_threshold", f"expected a positive number, got {initial_threshold}")
         layers = model.num_layers
@@ -71,7 +71,7 @@ class Fire(PositionMethod):
         return (DenseBias(scores.movedim(-1, -3) if offsets.dim() == 3 else scores.movedim(-1, 0).unsqueeze(0)),)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        """What a query at or before the threshold adds at each offset, (heads, offsets)."""
+        """Return the bias at each offset for a query at or before the threshold, (heads, offsets)."""
         values = as_offsets(offsets, self.scale)
         return self._scores(values, torch.zeros_like(values), layer).movedim(-1, 0)
 
@@ -79,11 +79,11 @@ class Fire(PositionMethod):
         """Evaluate the network at each offset, (..., num_heads)."""
         dtype = float_dtype(self.scale)
         scale, threshold = self.scale[layer].to(dtype), self.threshold[layer].to(dtype) * self.initial_threshold
-        # Autocast would round the distances to half precision, which cannot tell far ones apart.
+        # Autocast would round the distances to half precision, and far distances would be equal.
         with without_autocast(offsets.device):
             distance = torch.log1p((scale * offsets.to(dtype)).abs())
-            furthest = torch.maximum(query_positions.to(dtype), threshold.abs())
-            relative = distance / (torch.log1p((scale * furthest).abs()) + 1e-6)
+            max_distance = torch.maximum(query_positions.to(dtype), threshold.abs())
+            relative = distance / (torch.log1p((scale * max_distance).abs()) + 1e-6)
             hidden = torch.relu(
                 relative.unsqueeze(-1) * self.hidden_weight[layer].to(dtype) + self.hidden_bias[layer].to(dtype)
             )

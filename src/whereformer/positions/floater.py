@@ -13,7 +13,7 @@ from torch.nn import functional
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]
@@ -23,7 +23,7 @@ Flow = Callable[[float, Tensor], Tensor]
 
 
 def rk4(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
-    """One step of the fourth-order "3/8 rule"."""
+    """Return the state after one step of the fourth-order "3/8 rule"."""
     k1 = flow(time, state)
     k2 = flow(time + step / 3, state + step * k1 / 3)
     k3 = flow(time + step * 2 / 3, state + step * (k2 - k1 / 3))
@@ -32,7 +32,7 @@ def rk4(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
 
 
 def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
-    """One step of the explicit midpoint rule."""
+    """Return the state after one step of the explicit midpoint rule."""
     return state + step * flow(time + step / 2, state + step / 2 * flow(time, state))
 
 
@@ -42,7 +42,7 @@ SOLVERS = {"rk4": rk4, "midpoint": midpoint}
 def integrate(
     initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
 ) -> Tensor:
-    """The trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by backprop-able steps."""
+    """Return the trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by differentiable steps."""
 
     def flow(time: float, state: Tensor) -> Tensor:
         # [state; t] W^T, with the column of the time split off so that nothing is concatenated.
@@ -51,11 +51,11 @@ def integrate(
 
     advance, step = SOLVERS[solver], STEP / substeps
     if initial.device.type == "meta":
-        # Without data, all steps at once need what they need one after another.
+        # Without data, all steps at once have the same shapes and cost as one after another.
         steps = advance(flow, 0.0, step, initial.repeat((length - 1) * substeps, *[1] * initial.ndim))
         return torch.cat([initial.unsqueeze(0), steps.unflatten(0, (length - 1, substeps))[:, -1]])
     states = [initial]
-    # Steps are small: half precision (also under autocast) would round most of each away.
+    # Steps are small: half precision (also under autocast) would round them away.
     with without_autocast(initial.device):
         for position in range(length - 1):
             state = states[-1]
@@ -69,7 +69,7 @@ def integrate(
 def _trajectory(
     initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
 ) -> Tensor:
-    """Run :func:`integrate` as one node of a compiled graph, which would otherwise hold every step of the solver."""
+    """Run :func:`integrate` as one node of a compiled graph, which would otherwise contain every step of the solver."""
     return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
 
 
@@ -101,7 +101,7 @@ def _trajectory_gradients(
         leaves = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
         initial, w1, b1, w2, b2 = leaves
         states = integrate(initial, w1, b1, w2, b2, length, solver, substeps)
-        # At length 1, these are the initial one alone.
+        # At length 1, the states do not depend on the network.
         gradients = torch.autograd.grad(states, leaves, grad, allow_unused=True, materialize_grads=True)
     # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
     return [gradient.clone() for gradient in gradients]
@@ -122,21 +122,21 @@ _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
 class Floater(PositionMethod):
     """Adds a vector that moves with the position to the query, key and value of every layer.
 
-    Each vector b starts at a trained b(0) and follows ``db/dt = [relu([b; t] W1 + c1); t] W2 + c2``, one network for
+    Every vector b starts at a trained b(0) and follows ``db/dt = [relu([b; t] W1 + c1); t] W2 + c2``, one network for
     all layers and for query, key and value; position i uses b(0.01 i). The vectors are added to the projections before
     query . key is scaled. The authors' models also keep a sinusoid at the input: ``sinusoidal+floater``.
 
-    The gradient is exact for the discretised equation (backpropagation through the solver). The authors' released
+    The gradient is exact for the discretized equation (backpropagation through the solver). The authors' released
     training loop refreshed the trajectory only every 400th call; this class does not imitate that.
 
     Args:
-        solver: "rk4" (the 3/8 rule, the translation models) or "midpoint" (the RoBERTa models).
+        solver: "rk4" (the 3/8 rule, as in the authors' translation models) or "midpoint" (as in their RoBERTa models).
         substeps: solver steps from one position to the next.
     Shape:
         initial: (3, num_layers, num_heads * head_dim) for query, key and value; Glorot uniform.
         hidden, out: linear maps with a column for the time, width x (width + 1); Glorot normal, biases 0.
     Extrapolation: any length, by integrating further; explicit positions must lie below max_length. The positions are
-        computed one after the other, so this is the only method here that does not parallelise over positions.
+        computed one after the other, so this is the only method that is not parallel over positions.
     Source: Liu et al. (2020), arXiv 2003.09229; xuanqing94/FLOATER.
     """
 
@@ -148,7 +148,7 @@ class Floater(PositionMethod):
     def __init__(self, model: ModelShape, *, solver: str = "rk4", substeps: int = 5) -> None:
         super().__init__(model)
         check_choice("solver", solver, tuple(SOLVERS))
-        check_least(1, substeps=substeps)
+        check_min(1, substeps=substeps)
         self.solver = solver
         self.substeps = substeps
         width = model.num_heads * model.head_dim
@@ -168,25 +168,23 @@ class Floater(PositionMethod):
         """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
         dtype = float_dtype(self.initial)
         tensors = (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
-        start, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
-        run = _trajectory if torch.compiler.is_compiling() else integrate
-        return run(start, w1, b1, w2, b2, length, self.solver, self.substeps)
+        initial, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
+        solve = _trajectory if torch.compiler.is_compiling() else integrate
+        return solve(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
 
     def compute_shared(self, site: Site) -> Tensor:
-        """Return the trajectory, as long as these positions need it."""
-        return self.trajectory(
-            site.position_stop or max(self._length(site.query_positions), self._length(site.transformed_key_positions))
-        )
+        """Return the trajectory up to the largest of these positions."""
+        lengths = self._length(site.query_positions), self._length(site.transformed_key_positions)
+        return self.trajectory(site.position_stop or max(lengths))
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        vectors = self.get_shared(site)
-        vectors = vectors[:, :, site.layer]
+        vectors = self.get_shared(site)[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
         query_rows = table_rows(
-            site.query_positions, vectors.shape[0], "floater", query.device, least=site.min_position
+            site.query_positions, vectors.shape[0], "floater", query.device, min_position=site.min_position
         )
         key_rows = table_rows(
-            site.transformed_key_positions, vectors.shape[0], "floater", key.device, least=site.min_position
+            site.transformed_key_positions, vectors.shape[0], "floater", key.device, min_position=site.min_position
         )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
@@ -196,4 +194,5 @@ class Floater(PositionMethod):
         )
 
     def _length(self, positions: PositionsLike) -> int:
+        """Return the number of positions that a trajectory needs for these."""
         return max(positions.last + 1, 1) if isinstance(positions, Positions) else self.model.max_length

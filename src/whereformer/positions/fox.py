@@ -1,4 +1,4 @@
-"""FoX: scores that fall with what the tokens in between let be forgotten (Lin et al. 2025)."""
+"""FoX: forget gates of the tokens between query and key lower the score (Lin et al. 2025)."""
 
 from __future__ import annotations
 
@@ -14,21 +14,22 @@ from .visible_keys import prefix_sums
 
 
 class Fox(PositionMethod):
-    """Subtracts what the tokens between query and key let be forgotten: each has a gate per head.
+    """Subtracts the forget gates of the tokens between query and key, one trained gate per token and head.
 
     ``score_ij -= |c_i - c_j|`` with ``c_i = sum of log sigmoid(<g_h, k_t> + b_h)`` over the keys up to position i of
-    the same document. k_t are token t's keys of all heads. In a causal model this is the paper's formula: the weights
-    of earlier keys are multiplied by the gates of all tokens after them, up to the query. In an encoder, tokens to the
-    right are forgotten likewise.
+    the same document. k_t are the keys of all heads of token t. In a causal model this is the paper's formula: weights
+    of earlier keys are multiplied by the gates of all tokens after them, up to the query. In an encoder, the same holds
+    for tokens to the right.
 
-    The authors compute gates from the layer's input x_t. Keys are ``W x_t``, so that a gate with the weights w there is
-    one with ``g = w W^-1`` here, if the keys of all heads together are as wide as x_t and have neither bias nor norm.
-    Gates of keys are what a key-value cache, pooled queries and attention to another sequence can have.
+    The authors compute gates from the layer's input x_t, this class from the keys, because a key-value cache, pooled
+    queries and attention to another sequence have keys, but not that input. Keys are ``W x_t``, so the authors' gate
+    with weights w equals the gate with ``g = w W^-1`` of this class, if the keys of all heads together are as wide as
+    x_t and have neither bias nor norm.
 
     Shape:
         weight: (num_layers, num_heads, num_heads * head_dim), g, normal with standard deviation ``initializer_range``.
         bias: (num_layers, num_heads), b, zeros.
-    Extrapolation: any length and any real position; only the order of positions counts.
+    Extrapolation: any length and any real position; only the order of positions matters.
     Source: Lin et al. (2025), arXiv 2503.02130, eq. 4.
     """
 
@@ -49,9 +50,9 @@ class Fox(PositionMethod):
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
         dtype = float_dtype(key)
-        # Half precision would lose small gates beside long sums.
+        # In half precision, small gates would vanish in long sums.
         with without_autocast(key.device):
             weight, bias = (parameter[site.layer].to(dtype) for parameter in (self.weight, self.bias))
             gates = functional.linear(key.transpose(1, 2).flatten(2).to(dtype), weight, bias)
-            of_queries, of_keys = prefix_sums(site, functional.logsigmoid(gates).mT)
-        return (DistanceDecay(of_queries, of_keys),)
+            query_levels, key_levels = prefix_sums(site, functional.logsigmoid(gates).mT)
+        return (DistanceDecay(query_levels, key_levels),)

@@ -1,4 +1,4 @@
-"""Inkling's relative positions: a few trained profiles over the distance, mixed anew by every token (2026)."""
+"""Inkling's relative positions: a few trained profiles over the distance, which every token mixes again (2026)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..kernels.terms import OffsetKeys, Term
-from .base import ModelShape, PositionMethod, check_least, float_dtype, offset_span
+from .base import ModelShape, PositionMethod, check_min, float_dtype, offset_span
 from .logn import inkling_growth
 from .site import Site
 from .visible_keys import count_visible_keys
@@ -16,24 +16,25 @@ from .visible_keys import count_visible_keys
 class Inkling(PositionMethod):
     """Adds a bias by distance that each token mixes from a few trained profiles, in every layer.
 
-    ``score_ij += <r_i, profiles[:, i - j]>`` for ``0 <= i - j < extent``, and nothing beyond, with ``r_i = R x_i`` for
-    every head from the layer's input x. So a token can ask for its neighbor, and another one for all of a sentence. A
-    rank of 16 is enough for long profiles. It is not scaled. This was made for causal models. In an encoder, profiles
-    reach to both sides.
+    ``score_ij += <r_i, profiles[:, i - j]>`` for ``0 <= i - j < extent``, and 0 beyond, with ``r_i = R x_i`` for every
+    head from the layer's input x. So one token can look at its neighbor, and another at a full sentence. A rank of 16
+    is enough for long profiles. The bias is not scaled. The method was made for causal models. In an encoder,
+    profiles reach to both sides.
 
     Args:
         rank: the number of profiles.
-        extent: the distance from which on nothing is added. (Inkling: 1024, and the window's size in layers with one.)
-        log_scaling: the number of keys from which on query and bias are multiplied by
-            ``1 + alpha log(n / log_scaling)`` for n keys (``logn`` with "inkling" multiplies the query alone); None:
-            never. Inkling's layers with a window have none.
+        extent: the first distance at which the bias is 0. (Inkling: 1024, and the size of the window in layers with a
+            window.)
+        log_scaling: a number of keys. A query that sees n keys, more than this number, and its bias are multiplied by
+            ``1 + alpha log(n / log_scaling)``. (``logn`` with "inkling" multiplies only the query.) If None, they are
+            never multiplied, as in Inkling's layers with a window.
         alpha: the growth of ``log_scaling``.
     Shape (with L distinct layers, and D distances: ``extent``, or ``2 * extent - 1`` unless the model is causal):
         mix: (L, num_heads * rank, hidden_size), R. profiles: (L, rank, D), over the distance, or over query - key from
             1 - extent on. Both are normal with standard deviation ``initializer_range``.
-    Extrapolation: any length; far keys get nothing.
+    Extrapolation: any length; the bias of far keys is 0.
     Source: Inkling (Thinking Machines, 2026), ``InklingRelativeLogits`` and ``InklingAttention`` in transformers. Its
-        queries and keys have norms, a scale of 1 / head_dim and short convolutions, which are not part of this.
+        queries and keys have norms, a scale of 1 / head_dim and short convolutions, which this class does not have.
     """
 
     paper, year = "Thinking Machines", 2026
@@ -52,10 +53,10 @@ class Inkling(PositionMethod):
         alpha: float = 0.1,
     ) -> None:
         super().__init__(model)
-        check_least(1, rank=rank, extent=extent, log_scaling=log_scaling)
-        check_least(0, alpha=alpha)
+        check_min(1, rank=rank, extent=extent, log_scaling=log_scaling)
+        check_min(0, alpha=alpha)
         self.rank, self.extent, self.log_scaling, self.alpha = rank, extent, log_scaling, alpha
-        # Only a factor on the query needs one, and all keys to count.
+        # Only a factor on the query needs a query, and all keys, which it counts.
         self.needs_query_key = self.reads_keys = self.scales_query = log_scaling is not None
         layers = max(model.layer_of_pass) + 1
         distances = extent if model.causal else 2 * extent - 1
@@ -76,7 +77,7 @@ class Inkling(PositionMethod):
         """
         span = offset_span(site.query_positions, site.key_positions, self.extent)
         if span is None:
-            raise TypeError("inkling: needs whole positions, got fractional ones")
+            raise TypeError("inkling: needs integer positions, got fractional ones")
         return span
 
     def query_factor(self, query: Tensor, site: Site) -> Tensor:
@@ -96,11 +97,12 @@ class Inkling(PositionMethod):
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
         first, last = self.get_shared(site)
-        own = self.model.layer_of_pass[site.layer]
-        factors = functional.linear(hidden, self.mix[own]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
+        layer = self.model.layer_of_pass[site.layer]
+        factors = functional.linear(hidden, self.mix[layer]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
             factors = (factors * self._growth(factors, site)).to(factors.dtype)
-        # Over offsets: farther distances come first, and keys to the right last. Zeros at both ends stand for the rest.
-        profiles = functional.pad(self.profiles[own].flip(-1), (1, self.extent if self.model.causal else 1))
+        # Offsets ascend: far keys to the left come first, keys to the right last. The zeros at both ends are for the
+        # offsets beyond.
+        profiles = functional.pad(self.profiles[layer].flip(-1), (1, self.extent if self.model.causal else 1))
         table = profiles[:, first + self.extent : last + self.extent + 1].mT
         return (OffsetKeys(table.unsqueeze(0), first, 1, factors),)

@@ -23,9 +23,9 @@ class Kerple(OffsetFunction):
         variant: "log", which the authors recommend for long text, or "power"; ALiBi is the power 1 with fixed factors.
     Shape:
         r1, r2: (num_layers, num_heads), uniform: r1 in [0, 2) and r2 in [0, 1) for "log", the other way around for
-            "power". What counts are their absolute values, and 2 for a larger power; the authors cut the parameters
+            "power". The formula uses their absolute values, and 2 for a larger power; the authors clip the parameters
             themselves, at 0.01 and 2.
-    Extrapolation: any length and any real offset; this is what the method was made for.
+    Extrapolation: any length and any real offset; the method was made for this.
     Source: Chi et al. (2022), arXiv 2205.09921, Section 4. Their code calls r1 and r2 bias_p and bias_a for "log",
         bias_a and bias_p for "power".
     """
@@ -41,9 +41,9 @@ class Kerple(OffsetFunction):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        first, second = (2.0, 1.0) if self.variant == "log" else (1.0, 2.0)
-        nn.init.uniform_(self.r1, 0.0, first)
-        nn.init.uniform_(self.r2, 0.0, second)
+        r1_bound, r2_bound = (2.0, 1.0) if self.variant == "log" else (1.0, 2.0)
+        nn.init.uniform_(self.r1, 0.0, r1_bound)
+        nn.init.uniform_(self.r2, 0.0, r2_bound)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         return self._penalty(offsets, self.r1[layer], self.r2[layer])
@@ -52,11 +52,11 @@ class Kerple(OffsetFunction):
         return self._penalty(offsets, self.r1, self.r2).unbind()
 
     def _penalty(self, offsets: Tensor | Sequence[float], *parameters: Tensor) -> Tensor:
-        """Return the curves of parameters (..., heads), (..., heads, offsets)."""
+        """Return the curves (..., heads, offsets) of parameters r1 and r2, each of shape (..., heads)."""
         dtype = float_dtype(self.r1)
         distance = as_offsets(offsets, self.r1).to(dtype).abs()
-        r1, r2 = (part.to(dtype).abs()[(..., *[None] * distance.dim())] for part in parameters)
+        r1, r2 = (parameter.to(dtype).abs()[(..., *[None] * distance.dim())] for parameter in parameters)
         if self.variant == "log":
             return -r1 * torch.log1p(r2 * distance)
-        # Cut without cutting the gradient, so that a power beyond 2 can come back.
+        # Clip the power but not its gradient, so that a power beyond 2 can come back.
         return -r1 * distance ** (r2 - (r2 - 2.0).clamp(min=0.0).detach())

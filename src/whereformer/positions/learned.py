@@ -14,7 +14,7 @@ class Learned(PositionMethod):
 
     Shape:
         weight: (max_length, embedding_size), drawn like the model's own weights: from a normal distribution with
-            standard deviation ``initializer_range``, cut at two of them.
+            standard deviation ``initializer_range``, truncated at two standard deviations.
     Extrapolation: none; positions of max_length and above raise :class:`PositionRangeError`.
     Source: Devlin et al. (2019), arXiv 1810.04805; google-research/bert ``embedding_postprocessor``.
     """

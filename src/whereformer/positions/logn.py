@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import ModelShape, PositionMethod, check_choice, check_least, float_dtype
+from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype
 from .site import Site
 from .visible_keys import count_visible_keys
 
@@ -18,8 +18,8 @@ KINDS = ("ssmax", "su", "llama4", "inkling")
 class Logn(PositionMethod):
     """Multiplies the query by a factor that grows with the logarithm of the number of keys that it sees.
 
-    With n keys, softmax spreads its weight ever thinner as n grows; a larger product of query and key makes up for it.
-    The method tells nothing about order, so it is usually joined with one that does: ``rope+logn``. With m for
+    As the number n of keys grows, softmax gives each key less weight; a larger product of query and key makes up for
+    it. The method does not encode order, so it is usually joined with one that does: ``rope+logn``. With m for
     ``train_length``, the factor is
 
     - "ssmax": ``s * log(n)``, with a trained s per head and layer;
@@ -27,24 +27,24 @@ class Logn(PositionMethod):
     - "llama4": ``1 + alpha * log(floor(n / m) + 1)``;
     - "inkling": ``1 + alpha * log(n / m)`` for n above m, else 1.
 
-    n is the number of keys that the query may attend to: the real tokens of its document and, in a causal model, only
-    those at its position or before. So padding changes nothing. A window is not counted. Where some layers have one,
-    join ``logn`` in the others, as in ``rope/rope/rope/rope+logn``.
+    n is the number of keys that the query may attend to: the tokens of its document without padding and, in a causal
+    model, only the tokens at its position or before. A window does not change n. If some layers have a window, join
+    ``logn`` in the layers without one, as in ``rope/rope/rope/rope+logn``.
 
-    The query is multiplied before any other method changes it. So the factor reaches query . key, and the products of
-    the query with the vectors of a joined method such as shaw or transformer_xl. Numbers that the query has no part in
-    stay as they are: the biases of t5, tisa or alibi, transformer_xl's own, and deberta's product of key and offset.
+    The query is multiplied before any other method changes it. So query . key has the factor, and so have the products
+    of the query with the vectors of a joined method such as shaw or transformer_xl. Scores that do not depend on the
+    query do not have it: the biases of t5, tisa, alibi and transformer_xl, and deberta's product of key and offset.
 
     Args:
         kind: one of the four factors.
-        train_length: the length of the texts in training, m; for all kinds but "ssmax". Llama 4 has 8192.
+        train_length: the length of the texts in training, m, for all kinds except "ssmax". Llama 4 has 8192.
         alpha: the growth of "llama4" and "inkling"; both models have 0.1.
     Shape:
-        s: (num_layers, num_heads) for "ssmax", at first 1 / log(max_length), so that a text of ``max_length`` begins as
-            in plain attention.
-    Extrapolation: any length; this is what the method was made for.
+        s: (num_layers, num_heads) for "ssmax", at first 1 / log(max_length), so that a text of ``max_length`` starts
+            with plain attention.
+    Extrapolation: any length; the method was made for this.
     Source: "ssmax": Nakanishi (2025), arXiv 2501.19399, eq. 3. "su": Su (2021), https://kexue.fm/archives/8823, with
-        Qwen's rule that shorter texts stay as they are. "llama4": Llama 4's attention in layers without rotations.
+        Qwen's rule that shorter texts have the factor 1. "llama4": Llama 4's attention in layers without rotations.
         "inkling": the attention of Inkling's layers without windows.
     """
 
@@ -54,7 +54,7 @@ class Logn(PositionMethod):
     needs_query_key = True
     rotates_any_heads = True
     scales_query = True
-    # Not for their numbers: with a cache, ``transform_qkv`` would otherwise be told of the new keys alone.
+    # The method counts keys: with a cache, ``transform_qkv`` would otherwise receive only the new ones.
     reads_keys = True
 
     def __init__(
@@ -63,11 +63,11 @@ class Logn(PositionMethod):
         super().__init__(model)
         check_choice("kind", kind, KINDS)
         if kind == "ssmax" and train_length is not None:
-            raise InputError("train_length", f"'ssmax' trains its factor and has none, got {train_length}")
+            raise InputError("train_length", f"'ssmax' trains its factor; expected None, got {train_length}")
         if kind != "ssmax" and train_length is None:
             raise InputError("train_length", f"{kind!r} needs the length of the texts in training, got None")
-        check_least(2, train_length=train_length)
-        check_least(0, alpha=alpha)
+        check_min(2, train_length=train_length)
+        check_min(0, alpha=alpha)
         self.kind, self.train_length, self.alpha = kind, train_length, alpha
         self.s = nn.Parameter(torch.empty(model.num_layers, model.num_heads)) if kind == "ssmax" else None
         self.reset_parameters()
@@ -78,7 +78,7 @@ class Logn(PositionMethod):
 
     def query_factor(self, query: Tensor, site: Site) -> Tensor:
         n = count_visible_keys(site, causal=self.model.causal, device=query.device)
-        # A row without a key has no weights that a factor could change.
+        # A query without keys has no weights that the factor could change.
         n = n.clamp(min=1).to(float_dtype(query))[:, None, :, None]
         if self.s is not None:
             return self.s[site.layer].to(n.dtype)[:, None, None] * n.log()

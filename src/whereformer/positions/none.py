@@ -6,10 +6,10 @@ from .base import PositionMethod
 
 
 class NoPosition(PositionMethod):
-    """Tells the model nothing about order: the baseline that every method has to beat.
+    """Adds no position: the baseline that every method has to beat.
 
     Papers about causal models call it NoPE (no positional encoding), and ``nope`` is an alias of ``none``. A causal
-    model has some sense of position even so, because its first tokens see fewer keys.
+    model knows something about positions even so, because early tokens see fewer keys.
 
     Extrapolation: any length.
     Source: Kazemnejad et al. (2023), arXiv 2305.19466, for causal models.

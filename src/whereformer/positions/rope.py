@@ -19,11 +19,12 @@ LAYOUTS = ("half", "interleaved")
 ARRANGEMENTS = ("blocks", "interleaved", "axial")
 
 
-class Turn(NamedTuple):
-    """What features, and their partners in the pairs, are multiplied by: (n, rotary_dim) or (batch, 1, n, rotary_dim).
+class Rotation(NamedTuple):
+    """The factors on features and on their partners in the pairs: (n, rotary_dim) or (batch, 1, n, rotary_dim).
 
-    Sines have the signs of :func:`rotated`. ``cos`` and ``sin`` are in the dtype that layers compute in, so that they
-    are not cast for the query and the key of every layer; features in any other get the exact ones, in float64.
+    Sines have the signs for :func:`rotate_features`. ``cos`` and ``sin`` have the dtype that layers compute in, so that
+    they are not cast for the query and the key of every layer. Features in another dtype use the exact factors, which
+    are float64.
     """
 
     cos: Tensor
@@ -32,34 +33,35 @@ class Turn(NamedTuple):
     exact_sin: Tensor
 
 
-Turns: TypeAlias = dict[float, Turn]
-"""The turn for each base."""
+Rotations: TypeAlias = dict[float, Rotation]
+"""The rotation for each base."""
 
 
 class Rope(PositionMethod):
     """Rotates pairs of features of query and key by angles proportional to the position.
 
-    Pair m turns by ``position * base ** (-2 m / rotary_dim)``, so that query . key depends on the offset alone. Only
-    the first ``rotary_dim`` features of a head turn; the rest pass through.
+    Pair m is rotated by ``position * base ** (-2 m / rotary_dim)``, so that query . key depends only on the offset.
+    The first ``rotary_dim`` features of a head are rotated; the rest pass through.
 
     With ``sections``, positions may have several axes, such as the time, row and column of a patch: (batch, n, axes).
-    Each pair then turns with one of them. A token of text has the same number on all axes, as positions (n,) and
-    (batch, n) have; in ``blocks`` and ``interleaved`` it turns as without sections.
+    Each pair is then rotated by its position on one of them. Positions (n,) and (batch, n) are for tokens of text, with
+    the same number on all axes; in ``blocks`` and ``interleaved`` such tokens are rotated as without sections.
 
     Args:
         layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
             (2 m, 2 m + 1), as in RoFormer and GPT-J.
         base: sets the longest wavelength, ``2 pi * base ** (1 - 2 / rotary_dim)`` tokens. A list has one number per
             layer, repeated over the layers in turn (ModernBERT: 160000 where a layer attends to all, else 10000).
-        rotary_dim: rotated features of each head, even; all by default.
-        scaling: how angles change for text longer than was trained on: ``rope_type`` ("linear", "ntk", "yarn",
+        rotary_dim: the number of rotated features in each head, even; all by default.
+        scaling: how angles change for texts longer than the training texts: ``rope_type`` ("linear", "ntk", "yarn",
             "longrope", "llama3" or "proportional") and its numbers, such as ``factor``, with the names of transformers'
             ``rope_parameters`` (:class:`~whereformer.positions.rope_scaling.Scaling`).
-        sections: the number of pairs that turn with each axis; together ``rotary_dim / 2``. None: one axis.
-        arrangement: which pairs these are. "blocks": the first ones turn with axis 0, the next with axis 1 (Qwen2-VL).
-            "interleaved": the axes take turns until each has its number, and axis 0 has the rest (Qwen3-VL, NeoMME).
-            "axial": blocks, each of which has all wavelengths, ``base ** (-2 m / (rotary_dim / axes))``; sections are
-            equal (DINOv3, EVA-02, the image encoder of Qwen2-VL).
+        sections: the number of pairs of each axis; together ``rotary_dim / 2``. None: one axis.
+        arrangement: which pairs each axis has. "blocks": the first pairs are for axis 0, the next for axis 1
+            (Qwen2-VL). "interleaved": one pair for each axis in turn until an axis has all its pairs; the rest are for
+            axis 0 (Qwen3-VL, NeoMME). "axial": blocks, each with all wavelengths,
+            ``base ** (-2 m / (rotary_dim / axes))``; sections are equal (DINOv3, EVA-02, the image encoder of
+            Qwen2-VL).
     Extrapolation: any length and any real position, though angles beyond the trained length are untrained.
     Source: Su et al. (2021), arXiv 2104.09864, eq. 34; several axes: Wang et al. (2024), arXiv 2409.12191 (Qwen2-VL).
     """
@@ -103,55 +105,59 @@ class Rope(PositionMethod):
         if self.scaling.type == "yarn" and min(self.bases) <= 1:
             raise InputError("base", f"expected more than 1 with yarn, got {min(self.bases)}")
 
-    def compute_shared(self, site: Site) -> tuple[Turns, Turns]:
-        """Return the turns of queries and of keys."""
-        turns = self._turns(site.query_positions)
-        return turns, turns if site.transformed_key_positions is site.query_positions else self._turns(
-            site.transformed_key_positions
-        )
+    def compute_shared(self, site: Site) -> tuple[Rotations, Rotations]:
+        """Return the rotations of queries and of keys."""
+        rotations, key_positions = self._rotations(site.query_positions), site.transformed_key_positions
+        if key_positions is site.query_positions:
+            return rotations, rotations
+        return rotations, self._rotations(key_positions)
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        query_turns, key_turns = self.get_shared(site)
+        query_rotations, key_rotations = self.get_shared(site)
         base = self.bases[site.layer % len(self.bases)]
-        return rotated(query, query_turns[base], self.layout), rotated(key, key_turns[base], self.layout), value
+        query = rotate_features(query, query_rotations[base], self.layout)
+        return query, rotate_features(key, key_rotations[base], self.layout), value
 
-    def _turns(self, positions: PositionsLike) -> Turns:
+    def _rotations(self, positions: PositionsLike) -> Rotations:
         """Return cosines and sines of these positions for each base."""
         device = positions.device if isinstance(positions, Tensor) else self._like.device
         if device.type == "mps":
             device = torch.device("cpu")  # MPS has no float64
-        # Angles in float64: half precision has no whole numbers beyond 256 or 2048, and float32 angles drift.
+        # Angles in float64: half precision lacks integers beyond 256 or 2048, and float32 angles drift.
         values = position_values(positions, device).to(torch.float64)
         values = values[..., self.axis_of_pair] if values.dim() == 3 else values.unsqueeze(-1)
-        turns: Turns = {}
+        rotations: Rotations = {}
         for base in dict.fromkeys(self.bases):
             frequencies = self.scaling.frequencies(base, device).repeat(self.rotary_dim // self.scaling.rotary_dim)
-            turns[base] = turn_by(values * frequencies, self.layout, self._like, self.scaling.attention_factor)
-        return turns
+            angles = values * frequencies
+            rotations[base] = rotation_by(angles, self.layout, self._like, self.scaling.attention_factor)
+        return rotations
 
 
-def _axis_of_pair(sections: Any, arrangement: str, pairs: int) -> list[int]:
-    """Return the axis that each pair turns with, (pairs,); the arguments are :class:`Rope`'s."""
+def _axis_of_pair(sections: Any, arrangement: str, num_pairs: int) -> list[int]:
+    """Return the axis of each pair; the arguments are options of :class:`Rope`."""
     for number in sections if isinstance(sections, list | tuple) else [None]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise InputError("sections", f"expected a list of whole numbers from 1 on, got {shown(sections)}")
+            raise InputError("sections", f"expected a list of integers from 1 on, got {shown(sections)}")
     num_axes = len(sections)
-    if sum(sections) != pairs:
-        raise InputError("sections", f"expected {pairs} pairs together, half of rotary_dim, got {shown(sections)}")
+    if sum(sections) != num_pairs:
+        raise InputError("sections", f"expected {num_pairs} pairs together, half of rotary_dim, got {shown(sections)}")
     if arrangement == "axial" and len({*sections}) > 1:
-        raise InputError("sections", f"expected equal ones with 'axial', got {shown(sections)}")
+        raise InputError("sections", f"expected equal numbers with 'axial', got {shown(sections)}")
     if arrangement != "interleaved":
         return [axis for axis, number in enumerate(sections) for _ in range(number)]
     if max(sections) > sections[0]:
-        raise InputError("sections", f"expected none above the first with 'interleaved', got {shown(sections)}")
-    chosen = [pair % num_axes if pair < num_axes * sections[pair % num_axes] else 0 for pair in range(pairs)]
-    if (found := [chosen.count(axis) for axis in range(num_axes)]) != list(sections):
-        raise InputError("sections", f"in turns, {shown(sections)} would be {found}; the first axis needs more")
-    return chosen
+        raise InputError("sections", f"expected no number above the first with 'interleaved', got {shown(sections)}")
+    axes = [pair % num_axes if pair < num_axes * sections[pair % num_axes] else 0 for pair in range(num_pairs)]
+    counts = [axes.count(axis) for axis in range(num_axes)]
+    if counts != list(sections):
+        reason = f"'interleaved' would give the axes {counts} pairs, got {shown(sections)}; the first axis needs more"
+        raise InputError("sections", reason)
+    return axes
 
 
-def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> Turn:
-    """Return the turn by angles (n, pairs) or (batch, n, pairs) float64, where features like ``like`` are computed."""
+def rotation_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> Rotation:
+    """Return the rotation by angles (n, pairs) or (batch, n, pairs) float64, for the device and dtype of ``like``."""
     angles = angles if angles.dim() == 2 else angles.unsqueeze(1)
     cos, sin = angles.cos() * factor, angles.sin() * factor
     if layout == "half":
@@ -159,19 +165,20 @@ def turn_by(angles: Tensor, layout: str, like: Tensor, factor: float = 1.0) -> T
     else:
         cos, sin = cos.repeat_interleave(2, -1), torch.stack((-sin, sin), -1).flatten(-2)
     dtype = like.dtype if like.dtype == torch.float64 else autocast_dtype(like.device) or like.dtype
-    return Turn(cos.to(like.device, dtype), sin.to(like.device, dtype), cos, sin)
+    return Rotation(cos.to(like.device, dtype), sin.to(like.device, dtype), cos, sin)
 
 
-def rotated(features: Tensor, turn: Turn, layout: str) -> Tensor:
-    """Turn pairs of features (..., n, head_dim); those beyond the pairs pass through.
+def rotate_features(features: Tensor, rotation: Rotation, layout: str) -> Tensor:
+    """Rotate pairs of features (..., n, head_dim); features beyond the pairs pass through.
 
-    Of a pair (a, b), a becomes ``a cos - b sin`` and b becomes ``b cos + a sin``. ``layout`` is that of :class:`Rope`.
+    In a pair (a, b), a becomes ``a cos - b sin`` and b becomes ``b cos + a sin``. ``layout`` is the option of
+    :class:`Rope`.
     """
-    cos, sin = turn[:2] if turn.cos.dtype == features.dtype else turn[2:]
+    cos, sin = rotation[:2] if rotation.cos.dtype == features.dtype else rotation[2:]
     cos, sin = cos.to(features.device, features.dtype), sin.to(features.device, features.dtype)
     width = cos.shape[-1]
     if width < features.shape[-1]:
-        return torch.cat((rotated(features[..., :width], turn, layout), features[..., width:]), -1)
+        return torch.cat((rotate_features(features[..., :width], rotation, layout), features[..., width:]), -1)
     if layout == "half":
         partners = features.roll(width // 2, -1)
     else:

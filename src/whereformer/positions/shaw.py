@@ -7,27 +7,28 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetValues, Term
-from .base import ModelShape, PositionMethod, check_least
+from .base import ModelShape, PositionMethod, check_min
 from .site import Site
 
 
 class Shaw(PositionMethod):
-    """A trained vector per clipped offset, added to the keys and to the values that a query sees.
+    """Adds a trained vector per clipped offset to the keys and to the values that a query sees.
 
     ``score_ij = scale * <query_i, key_j + keys[r]>`` and ``out_i = sum_j weight_ij (value_j + values[r])`` with
-    ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Separate in every layer.
+    ``r = clip(offset, -clip, clip)`` (equations 3 and 4). Every layer has separate vectors.
 
     Args:
-        clip: the largest distance with a vector of its own, in tokens; 0 leaves one vector for all offsets.
+        clip: the largest distance with a separate vector, in tokens; 0 means one vector for all offsets.
         keys: whether keys have vectors.
         values: whether values have vectors.
-        per_head: whether every head has vectors of its own, as in the paper's base model; otherwise heads share them,
-            as in its big model and in tensor2tensor.
+        per_head: whether every head has separate vectors, as in the paper's base model; otherwise heads share them, as
+            in its big model and in tensor2tensor.
     Shape:
         keys, values: (num_layers, 2 * clip + 1, head_dim), row ``offset + clip``; Glorot uniform. With ``per_head``
             (num_layers, num_heads, 2 * clip + 1, head_dim).
-    Extrapolation: any length; every distance beyond ``clip`` looks alike.
-    When joined with rope, the vectors meet the rotated query, so what they add also depends on the query's position.
+    Extrapolation: any length; all distances beyond ``clip`` share a vector.
+    When joined with rope, the vectors are multiplied by the rotated query, so the scores also depend on the query's
+    position.
     Source: Shaw et al. (2018), arXiv 1803.02155; tensor2tensor ``dot_product_attention_relative``.
     """
 
@@ -40,12 +41,12 @@ class Shaw(PositionMethod):
         self, model: ModelShape, *, clip: int = 16, keys: bool = True, values: bool = True, per_head: bool = False
     ) -> None:
         super().__init__(model)
-        check_least(0, clip=clip)
+        check_min(0, clip=clip)
         if not (keys or values):
             raise InputError("keys", "expected keys or values to be True, got False for both")
         self.clip = clip
         self.needs_query_key = keys
-        self.acts_on = frozenset(name for name, has in (("scores", keys), ("values", values)) if has)
+        self.acts_on = frozenset(name for name, used in (("scores", keys), ("values", values)) if used)
         heads = (model.num_heads,) if per_head else ()
         size = (model.num_layers, *heads, 2 * clip + 1, model.head_dim)
         self.keys = nn.Parameter(torch.empty(size)) if keys else None
@@ -59,23 +60,22 @@ class Shaw(PositionMethod):
                 nn.init.uniform_(table, -bound, bound)
 
     def compute_shared(self, site: Site) -> list[tuple[Term, ...]]:
-        """Return the terms of every layer, whose tables are taken apart at once."""
-        return self._terms_of(self.keys, self.values)
+        """Return the terms of every layer. All tables are split by layer at once, which saves operations."""
+        return self._build_terms(self.keys, self.values)
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         if site.shared is None:
             layer = slice(site.layer, site.layer + 1)
-            return self._terms_of(*(None if tables is None else tables[layer] for tables in (self.keys, self.values)))[
-                0
-            ]
+            keys, values = (None if tables is None else tables[layer] for tables in (self.keys, self.values))
+            return self._build_terms(keys, values)[0]
         terms: tuple[Term, ...] = site.shared[site.layer]
         return terms
 
-    def _terms_of(self, keys: Tensor | None, values: Tensor | None) -> list[tuple[Term, ...]]:
-        """Return the terms of each layer of these tables."""
+    def _build_terms(self, keys: Tensor | None, values: Tensor | None) -> list[tuple[Term, ...]]:
+        """Return the terms of each layer of these tables, which have the shapes of ``keys`` and ``values``."""
         terms = []
         for term, tables in ((OffsetKeys, keys), (OffsetValues, values)):
             if tables is not None:
-                by_head = tables if tables.dim() == 4 else tables.unsqueeze(1)
-                terms.append([term(table, -self.clip) for table in by_head.unbind()])
+                head_tables = tables if tables.dim() == 4 else tables.unsqueeze(1)
+                terms.append([term(table, -self.clip) for table in head_tables.unbind()])
         return list(zip(*terms, strict=True))

@@ -32,7 +32,7 @@ class Sinusoidal(PositionMethod):
     Args:
         layout: "interleaved" or "blocks".
         min_timescale: m, the shortest wavelength divided by 2 pi, in tokens.
-        max_timescale: M, the longest.
+        max_timescale: M, the longest wavelength divided by 2 pi, in tokens.
     Extrapolation: any length and any real position.
     Source: Vaswani et al. (2017), arXiv 1706.03762; tensor2tensor ``get_timing_signal_1d``.
     """

@@ -1,4 +1,4 @@
-"""Synthesizer: scores that come from positions, or from the query's token alone (Tay et al. 2020)."""
+"""Synthesizer: scores that depend on positions, or on the query's token only (Tay et al. 2020)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, PositionMethod, check_choice, check_least, table_rows
+from .base import ModelShape, PositionMethod, check_choice, check_min, table_rows
 from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
@@ -24,19 +24,19 @@ class Synthesizer(PositionMethod):
     - "random": ``R[h, i, j]``.
     - "factorized_random": ``<R1[h, i], R2[h, j]>`` of rank ``rank``.
     - "dense": ``relu(x_i W1[h] + b1[h]) . W2[:, j] + b2[j]``, the second layer shared by the heads.
-    - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n; the two are
-      as close as possible, and a is the larger. The paper has a < b, which with "pairs" is a different function.
+    - "factorized_dense": ``A[h, i, j mod a] * B[h, i, j div a]`` with A and B linear in x_i and a * b = n. a and b are
+      as close as possible, and a is the larger one. The paper has a < b, which with "pairs" is a different function.
 
-    Several of them, as in "random+dense", are either weighted by a softmax over trained numbers per layer, which start
-    out equal (the paper's mixture), or summed (as in Long Range Arena).
+    Several variants, as in "random+dense", are either weighted by a softmax over trained numbers per layer, which are
+    equal at the start (the paper's mixture), or summed (as in Long Range Arena).
 
     Args:
-        variant: one of the above, or several joined by "+".
-        content: "none" replaces query . key; "add" adds to it; "mix" takes ``(1 - s) content + s synthetic`` with a
-            trained ``s = sigmoid(alpha)`` per layer, one half at the start. In a softmax mixture, query . key is one
-            more part, whose number is 0.
+        variant: one of these variants, or several joined by "+".
+        content: "none" replaces query . key; "add" adds to it; "mix" computes ``(1 - s) content + s synthetic`` with a
+            trained ``s = sigmoid(alpha)`` per layer, one half at the start. In a softmax mixture, query . key is a
+            further part, with the constant number 0.
         rank: the rank of "factorized_random"; 8 in the paper.
-        tiling: how "factorized_dense" reads the paper's "tile": "pairs", as above, gives every j a score of its own;
+        tiling: how "factorized_dense" interprets the paper's "tile": "pairs", as above, gives every j a separate score;
             "tile" repeats both vectors, ``A[h, i, j mod a] * B[h, i, j mod b]``.
         mixture: how to join several variants: "softmax" or "sum".
     Shape (with L = num_layers, H = num_heads), in ``tables``:
@@ -71,29 +71,32 @@ class Synthesizer(PositionMethod):
         for part in self.variants:
             check_choice("variant", part, VARIANTS)
         if len(set(self.variants)) < len(self.variants):
-            raise InputError("variant", f"{variant!r} names one twice")
+            raise InputError("variant", f"{variant!r} names a variant twice")
         check_choice("content", content, ("none", "add", "mix"))
         check_choice("tiling", tiling, ("pairs", "tile"))
         check_choice("mixture", mixture, ("softmax", "sum"))
-        check_least(1, rank=rank)
+        check_min(1, rank=rank)
         n = model.max_length
-        # This choice has the fewest parameters.
+        # b as close to a as possible has the fewest parameters.
         self.far_size = next(b for b in range(math.isqrt(n), 0, -1) if n % b == 0)
         self.near_size = n // self.far_size
-        self.mode, self.tiling, self.rank = content, tiling, rank
+        self.content, self.tiling, self.rank = content, tiling, rank
         self.uses_query_key, self.needs_query_key = content != "none", content == "mix"
-        self.weighted = len(self.variants) > 1 and mixture == "softmax"
-        sizes = {name: size for part in self.variants for name, (size, _) in self._drawn(part).items()}
-        self.tables = nn.ParameterDict({name: torch.empty(model.num_layers, *size) for name, size in sizes.items()})
+        self.is_weighted = len(self.variants) > 1 and mixture == "softmax"
+        shapes = {name: shape for part in self.variants for name, (shape, _) in self._table_shapes(part).items()}
+        self.tables = nn.ParameterDict({name: torch.empty(model.num_layers, *shape) for name, shape in shapes.items()})
         self.alpha = None
-        if self.weighted or content == "mix":
-            weights = (len(self.variants),) if self.weighted else ()
+        if self.is_weighted or content == "mix":
+            weights = (len(self.variants),) if self.is_weighted else ()
             self.alpha = nn.Parameter(torch.empty(model.num_layers, *weights))
         self.reset_parameters()
 
-    def _drawn(self, variant: str) -> dict[str, tuple[tuple[int, ...], float]]:
-        """Return the shapes of a variant's tables, without the axis of layers, each with the bound of its uniform
-        distribution (of random ones) or the standard deviation of its normal one."""
+    def _table_shapes(self, variant: str) -> dict[str, tuple[tuple[int, ...], float]]:
+        """Return the shape of each of a variant's tables, without the axis of layers, and its initial scale.
+
+        The scale is the bound of a uniform distribution for the random variants, the standard deviation of a normal
+        distribution for the dense ones.
+        """
         heads, n, width, rank = self.model.num_heads, self.model.max_length, self.model.hidden_size, self.rank
         if variant == "random":
             return {"random": ((heads, n, n), (6 / (heads * n + n * n)) ** 0.5)}
@@ -101,17 +104,17 @@ class Synthesizer(PositionMethod):
             bound = (6 / (rank * (heads + n))) ** 0.5
             return {"query_factors": ((heads, n, rank), bound), "key_factors": ((heads, rank, n), bound)}
         units = self.model.head_dim
-        rows = {"first": units} if variant == "dense" else {"near": self.near_size, "far": self.far_size}
-        drawn: dict[str, tuple[tuple[int, ...], float]] = {}
-        for name, own in rows.items():
-            drawn |= {name: ((heads * own, width), width**-0.5), f"{name}_bias": ((heads * own,), 0.0)}
+        num_rows = {"first": units} if variant == "dense" else {"near": self.near_size, "far": self.far_size}
+        shapes: dict[str, tuple[tuple[int, ...], float]] = {}
+        for name, rows in num_rows.items():
+            shapes |= {name: ((heads * rows, width), width**-0.5), f"{name}_bias": ((heads * rows,), 0.0)}
         if variant == "dense":
-            drawn |= {"second": ((units, n), units**-0.5), "second_bias": ((n,), 0.0)}
-        return drawn
+            shapes |= {"second": ((units, n), units**-0.5), "second_bias": ((n,), 0.0)}
+        return shapes
 
     def reset_parameters(self) -> None:
         for variant in self.variants:
-            for name, (_, scale) in self._drawn(variant).items():
+            for name, (_, scale) in self._table_shapes(variant).items():
                 if variant in ("random", "factorized_random"):
                     nn.init.uniform_(self.tables[name], -scale, scale)
                 else:
@@ -120,62 +123,62 @@ class Synthesizer(PositionMethod):
             nn.init.zeros_(self.alpha)
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        if self.mode == "mix":
-            share = self._shares(site.layer)[0]
-            assert isinstance(share, Tensor)
-            query = query * share.to(query.dtype)
+        if self.content == "mix":
+            weight = self._mixture_weights(site.layer)[0]
+            assert isinstance(weight, Tensor)
+            query = query * weight.to(query.dtype)
         return query, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         n = self.model.max_length
         rows = torch.atleast_2d(
-            table_rows(site.query_positions, n, "synthesizer", hidden.device, least=site.min_position)
+            table_rows(site.query_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
         )
         columns = torch.atleast_2d(
-            table_rows(site.key_positions, n, "synthesizer", hidden.device, least=site.min_position)
+            table_rows(site.key_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
         )
-        shares = self._shares(site.layer)[-len(self.variants) :]
+        weights = self._mixture_weights(site.layer)[-len(self.variants) :]
         return tuple(
-            self._term(variant, hidden, rows, columns, site.layer, share)
-            for variant, share in zip(self.variants, shares, strict=True)
+            self._term(variant, hidden, rows, columns, site.layer, weight)
+            for variant, weight in zip(self.variants, weights, strict=True)
         )
 
-    def _shares(self, layer: int) -> list[Tensor | float]:
-        """Return the factor of each part of the scores: of query . key where it is mixed in, then of each variant."""
+    def _mixture_weights(self, layer: int) -> list[Tensor | float]:
+        """Return the factor on each part of the scores: on query . key if it is mixed in, then on each variant."""
         if self.alpha is None:
             return [1.0] * len(self.variants)
         alpha = self.alpha[layer]
-        if not self.weighted:
-            share = torch.sigmoid(alpha)
-            return [1 - share, *[share] * len(self.variants)]
-        if self.mode == "mix":
+        if not self.is_weighted:
+            weight = torch.sigmoid(alpha)
+            return [1 - weight, *[weight] * len(self.variants)]
+        if self.content == "mix":
             alpha = functional.pad(alpha, (1, 0))
         return list(alpha.softmax(-1))
 
     def _term(
-        self, variant: str, hidden: Tensor, rows: Tensor, columns: Tensor, layer: int, share: Tensor | float
+        self, variant: str, hidden: Tensor, rows: Tensor, columns: Tensor, layer: int, weight: Tensor | float
     ) -> Term:
         """Return the scores of one variant. ``rows`` and ``columns`` (1 or batch, n) are indices into its tables."""
-        tables = {name: self.tables[name][layer] for name in self._drawn(variant)}
+        tables = {name: self.tables[name][layer] for name in self._table_shapes(variant)}
         if variant == "random":
             scores = tables["random"][:, rows.unsqueeze(-1), columns.unsqueeze(-2)].transpose(0, 1)
-            return DenseBias(share * scores)
+            return DenseBias(weight * scores)
         if variant == "factorized_random":
             query_factors = tables["query_factors"][:, rows].transpose(0, 1)
             key_factors = tables["key_factors"].mT[:, columns].transpose(0, 1)
-            return FactorPair(share * query_factors, key_factors)
+            return FactorPair(weight * query_factors, key_factors)
         if variant == "dense":
-            units = torch.relu(self._of_heads(hidden, tables["first"], tables["first_bias"]))
+            units = torch.relu(self._project(hidden, tables["first"], tables["first_bias"]))
             query_factors = torch.cat((units, torch.ones_like(units[..., :1])), -1)
             key_factors = torch.cat((tables["second"], tables["second_bias"].unsqueeze(0))).mT[columns]
-            return FactorPair(share * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
-        near = self._of_heads(hidden, tables["near"], tables["near_bias"])
-        far = self._of_heads(hidden, tables["far"], tables["far_bias"])
+            return FactorPair(weight * query_factors, key_factors.unsqueeze(1).expand(-1, self.model.num_heads, -1, -1))
+        near = self._project(hidden, tables["near"], tables["near_bias"])
+        far = self._project(hidden, tables["far"], tables["far_bias"])
         columns = columns[:, None, None].expand(hidden.shape[0], self.model.num_heads, hidden.shape[1], -1)
         far_columns = columns // self.near_size if self.tiling == "pairs" else columns % self.far_size
-        return DenseBias(share * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))
+        return DenseBias(weight * near.gather(-1, columns % self.near_size) * far.gather(-1, far_columns))
 
-    def _of_heads(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        """Apply a linear map to the queries' input and split it by head: (batch, heads, n_q, features)."""
+    def _project(self, hidden: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """Apply a linear map to the queries' hidden states and split it by head: (batch, heads, n_q, features)."""
         self.check_hidden(hidden)
         return functional.linear(hidden, weight, bias).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)

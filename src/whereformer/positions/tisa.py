@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels.tracing import can_look
-from .base import ModelShape, OffsetFunction, as_offsets, check_least, float_dtype
+from .base import ModelShape, OffsetFunction, as_offsets, check_min, float_dtype
 
 
 class Tisa(OffsetFunction):
@@ -23,9 +23,9 @@ class Tisa(OffsetFunction):
         amplitude, sharpness, center: (layers, num_heads, num_kernels); ``center`` in tokens, ``sharpness`` in tokens **
             -2. Drawn from N(0.1, 0.01 ** 2), N(0.1, 0.01 ** 2) and N(0, 5 ** 2).
     Extrapolation: any length and any real offset.
-    Cost: on the CPU a table covers only the offsets at which some kernel, or its gradient, exceeds rounding error (a
-        power of two of them on each side, so that few lengths occur). Elsewhere, and in compiled code, it covers all
-        offsets, because reading the kernels would stall the device.
+    Cost: on the CPU a table covers only the offsets at which a kernel, or its gradient, exceeds rounding error, up to
+        the next power of two on each side, so that few table lengths occur. On other devices and in compiled code, it
+        covers all offsets, because reading the kernels would stall the device.
     Source: Wennberg & Henter (2021), arXiv 2106.01950, eq. 5. The authors' released code evaluates its kernels at
         query - key - 1; :func:`from_released` converts its parameters.
     """
@@ -34,7 +34,7 @@ class Tisa(OffsetFunction):
 
     def __init__(self, model: ModelShape, *, num_kernels: int = 5, share_layers: bool = False) -> None:
         super().__init__(model)
-        check_least(0, num_kernels=num_kernels)
+        check_min(0, num_kernels=num_kernels)
         self.num_kernels = num_kernels
         self.shares_curve = share_layers
         size = (1 if share_layers else model.num_layers, model.num_heads, num_kernels)
@@ -52,23 +52,23 @@ class Tisa(OffsetFunction):
         return self.amplitude, self.sharpness, self.center
 
     def reach_per_layer(self) -> list[int | None]:
-        """Return the reach of every layer that has its own kernels. Reading it waits for the kernels."""
+        """Return the reach of every layer that has its own kernels; this reads the kernels, so it waits for them."""
         if not can_look(self.amplitude):
             return [None] * len(self.amplitude)
         if self.amplitude.numel() == 0:
             return [1] * len(self.amplitude)
         with torch.no_grad():
             numbers = torch.stack(self.kernel_parameters()).tolist()
-        # Beyond its distance a kernel adds less than a score's rounding error, even together with the other kernels.
-        least = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
+        # Beyond its reach, a kernel adds less than a score's rounding error, even together with the other kernels.
+        min_score = torch.finfo(float_dtype(self.amplitude)).eps / self.amplitude.shape[-1]
         reaches: list[int | None] = []
         for layer in zip(*numbers, strict=True):
             amplitudes, decays, centers = ([*map(abs, chain(*heads))] for heads in layer)
             decay = min(decays)
             # An amplitude below 1 counts as 1: its gradient is the kernel itself.
-            further = math.sqrt(math.log(max(*amplitudes, 1.0) / least) / decay) if decay > 0 else math.inf
-            reach = max(centers) + further
-            # Not a number, or a kernel that never decays
+            distance = math.sqrt(math.log(max(*amplitudes, 1.0) / min_score) / decay) if decay > 0 else math.inf
+            reach = max(centers) + distance
+            # None if the reach is not a number, or if a kernel never decays.
             reaches.append(2 ** math.ceil(math.log2(max(reach, 1.0))) if reach < 2**30 else None)
         return reaches
 
@@ -83,10 +83,10 @@ class Tisa(OffsetFunction):
         return self._curves(offsets, *self.kernel_parameters()).unbind()
 
     def _curves(self, offsets: Tensor, *parameters: Tensor) -> Tensor:
-        """Return the curves of parameters (..., num_kernels), (..., offsets)."""
+        """Return the curves (..., offsets) of amplitude, sharpness and center, each of shape (..., num_kernels)."""
         dtype = float_dtype(self.amplitude)
         amplitude, sharpness, center = (kernels.to(dtype) for kernels in parameters)
-        # Few operations, because a GPU waits for each.
+        # Few operations, because a GPU waits for the host at each of them.
         distance = center.unsqueeze(-1) - offsets.flatten()
         kernels = torch.exp(-sharpness.abs().unsqueeze(-1) * distance.square())
         curves = (amplitude.unsqueeze(-1) * kernels).sum(-2).to(dtype)

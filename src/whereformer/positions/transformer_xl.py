@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -19,18 +21,54 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, PositionMethod, check_choice
+from .base import ModelShape, PositionMethod, check_choice, float_dtype
 from .site import Site
+from .tables import Sources
 
 FORMS = ("shifted", "factorized")
 
 
 class Window(NamedTuple):
-    """The offsets between affine sequences, ``first``, ``first + step``, ..., and their sinusoids (T, hidden_size)."""
+    """The offsets between affine sequences, and the layers' parameters, which all layers share.
+
+    Parameters are split by layer once, because the gradient of each part has the size of the full parameter.
+
+    Args:
+        first, step: the offsets are ``first``, ``first + step``, ...
+        waves: the sinusoids of the offsets, (T, hidden_size).
+        query_is_cls, key_is_cls: 1 for [CLS], else 0, (1, 1, n, 1).
+        kernels: the kernel of each distinct layer.
+        position_biases: the position bias of each distinct layer, (heads, 1, head_dim).
+        sources: all parameters; None if dropout changes the waves.
+    """
 
     first: int
     step: int
     waves: Tensor
+    query_is_cls: Tensor
+    key_is_cls: Tensor
+    kernels: Sequence[Tensor]
+    position_biases: Sequence[Tensor]
+    sources: Sources | None
+
+
+class Tables(NamedTuple):
+    """A layer's tables over offsets, and the tables that remove position from the column and row of [CLS] again.
+
+    Args:
+        vectors: the vectors that are multiplied by the query at each offset, (heads, T, head_dim).
+        numbers: the numbers that are added at each offset, scaled, (heads, T).
+        column: None if no key is [CLS]; otherwise, for [CLS] as a key, the vectors that are multiplied by each query
+            except [CLS], (heads, n_q, head_dim); the numbers that are added, (heads, n_q); and the key factor,
+            (1, heads, n_k, 1).
+        row: None if no query is [CLS]; otherwise, for [CLS] as a query, the vectors that it is multiplied by at each
+            key, (heads, head_dim, n_k), and the query factor, (1, heads, n_q, 1).
+    """
+
+    vectors: Tensor
+    numbers: Tensor
+    column: tuple[Tensor, Tensor, Tensor] | None
+    row: tuple[Tensor, Tensor] | None
 
 
 class TransformerXL(PositionMethod):
@@ -41,17 +79,17 @@ class TransformerXL(PositionMethod):
 
     The second product is a table over offsets (``OffsetKeys``): "shifted", because Transformer-XL's relative shift
     reads such a table. By the addition theorem it is also a product of features of rank hidden_size, "factorized" in
-    Funnel's code. That form gives the same numbers at a higher cost; fractional and explicit positions need it. If a
-    joined method changes the query (rope), the second product has the query as it is before.
+    Funnel's code. That form computes the same numbers at a higher cost; fractional and explicit positions need it. If a
+    joined method changes the query (rope), the second product uses the query before this change.
 
     Args:
         form: "shifted" or "factorized".
         reset_cls: remove position from [CLS]'s row and column (positions at or below 0), as Funnel-Transformer does; by
-            default True if [CLS] is kept apart from pooling. Then a shift of all positions changes the scores.
+            default True if [CLS] is not pooled. Then a shift of all positions changes the scores.
         dropout: dropout probability of the sinusoids in training; all layers share one mask.
     Shape (with L distinct layers):
         content_bias, position_bias: (L, num_heads, head_dim), u and w. kernel: (L, hidden_size, num_heads * head_dim),
-            W. All are normal with standard deviation ``initializer_range``, cut at two of them.
+            W. All are normal with standard deviation ``initializer_range``, truncated at two standard deviations.
     Extrapolation: any length and any real position.
     Source: Dai et al. (2019), arXiv 1901.02860, Section 3.3; Dai et al. (2020), arXiv 2006.03236, and its code.
     """
@@ -66,7 +104,7 @@ class TransformerXL(PositionMethod):
         super().__init__(model)
         check_choice("form", form, FORMS)
         if model.hidden_size % 2:
-            raise InputError("hidden_size", f"transformer_xl needs an even one, got {model.hidden_size}")
+            raise InputError("hidden_size", f"transformer_xl needs an even number, got {model.hidden_size}")
         if not 0.0 <= dropout < 1.0:
             raise InputError("dropout", f"expected a number in [0, 1), got {dropout}")
         self.form = form
@@ -85,17 +123,30 @@ class TransformerXL(PositionMethod):
             nn.init.trunc_normal_(parameter, std=std, a=-2 * std, b=2 * std)
 
     def compute_shared(self, site: Site) -> Window | None:
-        if self.form == "factorized":
+        if self.form == "factorized" or offset_range(site.query_positions, site.key_positions) is None:
             return None
+        positions = site.query_positions, site.key_positions
+        constants = Sources(self, self._like).get_or_compute("shared", positions, partial(self._constants, site))
+        first, step, waves, query_is_cls, key_is_cls = constants
+        sources = None
+        if not (self.training and self.dropout.p):
+            sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
+        biases = self.position_bias.unsqueeze(2).unbind()
+        kernels, waves = self.kernel.unbind(), self.dropout(waves)
+        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, biases, sources)
+
+    def _constants(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
+        """Return the fields of a :class:`Window` that do not depend on parameters."""
         queries, keys = site.query_positions, site.key_positions
-        span = offset_range(queries, keys)
-        if span is None:
-            return None
         assert isinstance(queries, Positions)
         assert isinstance(keys, Positions)
-        (first, last), step = span, offset_step(queries, keys) or 1
-        waves = self._waves(-torch.arange(first, last + 1, step, device=self.kernel.device))
-        return Window(first, step, self.dropout(waves))
+        (first, last), step = offset_range(queries, keys) or (0, 0), offset_step(queries, keys) or 1
+        device = self.kernel.device
+        waves = self._waves(-torch.arange(first, last + 1, step, device=device))
+        query_is_cls, key_is_cls = (
+            (positions.values(device) <= 0)[None, None, :, None].to(waves.dtype) for positions in (queries, keys)
+        )
+        return first, step, waves, query_is_cls, key_is_cls
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         return query + self._bias(self.content_bias, site.layer, query), key, value
@@ -104,56 +155,78 @@ class TransformerXL(PositionMethod):
         window = self.get_shared(site)
         if window is None:
             return (self._factorized(query, site),)
-        kernel = self.kernel[self.model.layer_of_pass[site.layer]]
-        vectors = functional.linear(window.waves, kernel.mT).unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
+        scale = self.content_scale(site)
+        compute = partial(self._tables, window, site, scale, query.dtype)
+        if window.sources is None:
+            tables = compute()
+        else:
+            key_of_tables = site.query_positions, site.key_positions, scale, query.dtype
+            tables = window.sources.get_or_compute(site.layer, key_of_tables, compute)
         terms: tuple[Term, ...]
         if self.others_change_query:
-            factors = (query + self._bias(self.position_bias, site.layer, query)) * self.content_scale(site)
-            terms = (OffsetKeys(vectors, window.first, window.step, factors),)
+            factors = (query + self._bias(self.position_bias, site.layer, query)) * scale
+            terms = (OffsetKeys(tables.vectors, window.first, window.step, factors),)
         else:
-            # The query has u added already.
-            more = (self.position_bias - self.content_bias)[self.model.layer_of_pass[site.layer]].unsqueeze(-1)
-            table = (vectors @ more.to(vectors.dtype)).squeeze(-1) * self.content_scale(site)
-            terms = OffsetKeys(vectors, window.first, window.step), OffsetBias(table, window.first, window.step)
-        return (*terms, *self._without_cls(query, site, vectors, window)) if self.reset_cls else terms
+            terms = (
+                OffsetKeys(tables.vectors, window.first, window.step),
+                OffsetBias(tables.numbers, window.first, window.step),
+            )
+        cls_factors = []  # pairs of query factors and key factors, (batch, heads, n, 1)
+        if tables.column is not None:
+            vectors, numbers, key_is_cls = tables.column
+            # w is in the numbers: the sum of query and w would have to be saved for the backward.
+            correction = torch.linalg.vecdot(query, vectors) + numbers
+            cls_factors.append((correction.unsqueeze(-1), key_is_cls.expand(len(query), -1, -1, -1)))
+        if tables.row is not None:
+            vectors, query_is_cls = tables.row
+            bias = window.position_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
+            correction = torch.bmm(query.select(2, 0).transpose(0, 1) + bias, vectors).transpose(0, 1)
+            cls_factors.append((query_is_cls.expand(len(query), -1, -1, -1), correction.unsqueeze(-1)))
+        if cls_factors:
+            terms += (FactorPair(*(torch.cat(factors, -1) for factors in zip(*cls_factors, strict=True))),)
+        return terms
+
+    def _tables(self, window: Window, site: Site, scale: float, dtype: torch.dtype) -> Tables:
+        """Return the tables of a layer for queries of this dtype."""
+        queries, keys, layer = site.query_positions, site.key_positions, self.model.layer_of_pass[site.layer]
+        assert isinstance(queries, Positions)
+        assert isinstance(keys, Positions)
+        projected = functional.linear(window.waves, window.kernels[layer].mT)
+        vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1).contiguous()
+        vectors = vectors.to(float_dtype(vectors))
+        bias = window.position_biases[layer].to(vectors.dtype)
+        # transform_qkv has added u to the query.
+        bias_difference = bias - self._bias(self.content_bias, site.layer, bias)
+        numbers = torch.linalg.vecdot(vectors, bias_difference) * scale
+        query_is_cls, key_is_cls = (
+            is_cls.expand(-1, self.model.num_heads, -1, -1).to(dtype)
+            for is_cls in (window.query_is_cls, window.key_is_cls)
+        )
+        column = row = None
+        if self.reset_cls and keys.length and keys.start <= 0:
+            start, last = (
+                (keys.start - query - window.first) // window.step for query in (queries.last, queries.start)
+            )
+            stride = max(1, queries.stride // window.step)
+            # A slice, because the gradient of an index takes many times longer.
+            correction = vectors[:, start : last + 1 : stride].flip(1) * ((window.query_is_cls[0] - 1) * scale)
+            column = correction.to(dtype), torch.linalg.vecdot(correction, bias).to(dtype), key_is_cls
+        if self.reset_cls and queries.length and queries.start <= 0:
+            first = (keys.start - queries.start - window.first) // window.step
+            stride = max(1, keys.stride // window.step)  # a single key may have a stride below the step
+            correction = vectors[:, first::stride][:, : keys.length] * -scale
+            row = correction.mT.to(dtype), query_is_cls
+        return Tables(vectors, numbers, column, row)
 
     def _bias(self, biases: Tensor, layer: int, like: Tensor) -> Tensor:
         return biases[self.model.layer_of_pass[layer]].unsqueeze(1).to(like.dtype)
 
     def _waves(self, distances: Tensor) -> Tensor:
-        """Return R at distances (...): (..., hidden_size) in the parameters' dtype."""
+        """Return R at distances of any shape, (..., hidden_size), in the dtype of the parameters."""
         half = self.model.hidden_size // 2
         pair = torch.arange(half, dtype=torch.float64, device=distances.device)
         angles = distances.to(torch.float64).unsqueeze(-1) * 10_000.0 ** (-pair / half)
         return torch.cat((angles.sin(), angles.cos()), -1).to(self.kernel.dtype)
-
-    def _without_cls(self, query: Tensor, site: Site, vectors: Tensor, window: Window) -> tuple[Term, ...]:
-        """Return the terms that remove position from [CLS]'s row and column again, of rank one each."""
-        query_positions, key_positions = site.query_positions, site.key_positions
-        assert isinstance(query_positions, Positions)
-        assert isinstance(key_positions, Positions)
-        terms: list[Term] = []
-        query_is_cls, key_is_cls = (
-            (positions.values(query.device) <= 0).to(query.dtype) for positions in (query_positions, key_positions)
-        )
-        vectors = vectors.to(query.dtype)
-        scale = self.content_scale(site)
-        bias = self._bias(self.position_bias, site.layer, query)
-
-        if key_positions.length and key_positions.start <= 0:
-            offsets = key_positions.start - query_positions.values(query.device)
-            column = vectors[:, (offsets - window.first) // window.step]  # (heads, n_q, head_dim)
-            # Not computed from query + bias, which would have to be kept for the backward.
-            wrong = torch.linalg.vecdot(query, column) + (bias * column).sum(-1)
-            wrong = wrong * (query_is_cls - 1) * scale
-            terms.append(FactorPair(wrong.unsqueeze(-1), key_is_cls[:, None].expand(1, query.shape[1], -1, 1)))
-        if query_positions.length and query_positions.start <= 0:
-            first = (key_positions.start - query_positions.start - window.first) // window.step
-            every = max(1, key_positions.stride // window.step)  # a single key's may be shorter than a step
-            row = vectors[:, first::every][:, : key_positions.length]  # (heads, n_k, head_dim)
-            wrong = torch.einsum("bhd,hkd->bhk", query[:, :, 0] + bias.squeeze(1), row) * -scale
-            terms.append(FactorPair(query_is_cls[:, None].expand(1, query.shape[1], -1, 1), wrong.unsqueeze(-1)))
-        return tuple(terms)
 
     def _factorized(self, query: Tensor, site: Site) -> FactorPair:
         """Return scale * <query_i + w, R(i - j) W>, by the addition theorem, for query (batch, heads, n_q,
@@ -167,10 +240,12 @@ class TransformerXL(PositionMethod):
             torch.atleast_2d(position_values(positions, query.device))
             for positions in (site.query_positions, site.key_positions)
         ]
-        (sin, cos), (key_sin, key_cos) = (self._waves(at).unsqueeze(1).to(query.dtype).chunk(2, -1) for at in values)
+        (sin, cos), (key_sin, key_cos) = (
+            self._waves(positions).unsqueeze(1).to(query.dtype).chunk(2, -1) for positions in values
+        )
         query_factors = torch.cat((to_sin * sin + to_cos * cos, to_cos * sin - to_sin * cos), -1)
         key_factors = torch.cat((key_cos, key_sin), -1)
         if self.reset_cls:
-            others = [(at > 0)[:, None, :, None].to(query.dtype) for at in values]
-            query_factors, key_factors = query_factors * others[0], key_factors * others[1]
+            is_token = [(positions > 0)[:, None, :, None].to(query.dtype) for positions in values]
+            query_factors, key_factors = query_factors * is_token[0], key_factors * is_token[1]
         return FactorPair(query_factors, key_factors.expand(-1, query.shape[1], -1, -1))

@@ -15,15 +15,15 @@ from .site import Site
 
 
 class Tupe(PositionMethod):
-    """Adds scores of positions for positions to those of the words, in every layer.
+    """Adds scores between positions to the scores between words, in every layer.
 
     With ``P = layer_norm(table)``, ``score_ij += <P_i W_Q, P_j W_K> / sqrt(2 head_dim)`` per head, one table and one
-    pair of projections for all layers, and the words' query . key is divided by ``sqrt(2 head_dim)`` too. [CLS], the
-    token at position 0, is untied: its row and its column are one number each per head. The authors' code computes
-    these from two table rows rather than training them freely, and so does this class. ``tupe`` is TUPE-A; ``tupe+t5``
-    is TUPE-R.
+    pair of projections for all layers, and the words' query . key is divided by ``sqrt(2 head_dim)``, too. [CLS], the
+    token at position 0, is untied: its row has one number per head, and so has its column. The authors' code computes
+    these numbers from two table rows instead of training them separately, and so does this class. ``tupe`` is TUPE-A;
+    ``tupe+t5`` is TUPE-R.
 
-    The scores have low rank, so the term holds factors and no (n, n) matrix; [CLS] costs two more features.
+    The scores have low rank, so the term holds factors and no (n, n) matrix; [CLS] needs two further features.
 
     Shape:
         table: (max_length + 1, hidden_size), normal with standard deviation ``initializer_range``. Row i + 1 belongs to
@@ -60,16 +60,16 @@ class Tupe(PositionMethod):
         return self.table[1:][table_rows(positions, len(self.table) - 1, "tupe", self.table.device)].to(device)
 
     def compute_shared(self, site: Site) -> FactorPair:
-        """Return the one term of all layers: a row of both tables for each token."""
-        # Look the rows up first, so that positions without one are refused before anything is projected.
+        """Return the term that all layers share: a row of both tables for each token."""
+        # Look the rows up first, so that positions without a row raise an error before anything is projected.
         rows, device = len(self.table) - 1, self.table.device
-        query_rows = table_rows(site.query_positions, rows, "tupe", device, least=site.min_position)
-        key_rows = table_rows(site.key_positions, rows, "tupe", device, least=site.min_position)
-        # Scaled queries and keys, (max_length + 1, heads, head_dim) each
+        query_rows = table_rows(site.query_positions, rows, "tupe", device, min_position=site.min_position)
+        key_rows = table_rows(site.key_positions, rows, "tupe", device, min_position=site.min_position)
+        # Scaled queries and keys, each of shape (max_length + 1, heads, head_dim)
         heads, table = (self.model.num_heads, self.model.head_dim), self.norm(self.table)
         query_table = self.query(table).unflatten(-1, heads) * (2 * self.model.head_dim) ** -0.5
         key_table = self.key(table).unflatten(-1, heads)
-        from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # (heads,) each: theta 1 and theta 2
+        from_cls, to_cls = (query_table[:2] * key_table[:2]).sum(-1)  # theta 1 and theta 2, each of shape (heads,)
         query_is_cls = (query_rows == 0).to(self.table.dtype)[..., None, None]
         key_is_cls = (key_rows == 0).to(self.table.dtype)[..., None, None]
         ones = torch.ones_like(key_is_cls)
@@ -78,8 +78,8 @@ class Tupe(PositionMethod):
             (1 - query_is_cls) * to_cls[:, None],
             query_is_cls * from_cls[:, None],
         )
-        every_head = key_is_cls.expand(*key_is_cls.shape[:-2], self.model.num_heads, 1)
-        key_factors = ((1 - key_is_cls) * key_table[1:][key_rows], every_head, ones.expand_as(every_head))
+        head_is_cls = key_is_cls.expand(*key_is_cls.shape[:-2], self.model.num_heads, 1)
+        key_factors = ((1 - key_is_cls) * key_table[1:][key_rows], head_is_cls, ones.expand_as(head_is_cls))
         pair = (torch.cat(factors, -1).transpose(-2, -3) for factors in (query_factors, key_factors))
         return FactorPair(*(factors if factors.dim() == 4 else factors.unsqueeze(0) for factors in pair))
 

@@ -65,6 +65,12 @@ TIMED_STEPS, LEAST_STEPS = 10, 100
 JUDGING, USED = 0.1, 0.9
 """How long judging a model takes, as a share of training it, and the share of a budget that is planned for."""
 
+LOOK_SHARE, LEAST_LOOK = 1 / 40, 40
+"""Steps of a look, a very short training with a learning rate, as a share of all; and the fewest."""
+AHEAD = 0.05
+"""How much lower the loss of a look has to be than with the usual rate, so that short trainings are worth their time.
+The rate of a look rises for two thirds of its steps, so low rates seem better in it than they are. High rates are ahead
+where the usual one is so low that a method has hardly begun to learn."""
 SEARCH_SHARE = 0.15
 """Steps of a short training, which tries a learning rate, as a share of all. Its windows grow as in a whole one."""
 JUDGED_SHARE = 0.1
@@ -78,9 +84,24 @@ left the plateau at the beginning, and with the other not yet."""
 
 @dataclass(frozen=True)
 class Trials:
-    """The loss at the end of a short training with each rate; None if it was not finite."""
+    """The loss at the end of a short training with each rate; None if it was not finite.
+
+    Args:
+        losses: the losses, by rate.
+        steps: the steps of each training.
+    """
 
     losses: list[float | None]
+    steps: int
+
+    def is_settled(self, rates: Sequence[float], usual: float, guessing: float) -> bool:
+        """Return whether looks show that the rate nearest to the usual one is kept.
+
+        With it, a method already predicts better than ``guessing``, and no other rate is ahead of it.
+        """
+        losses = [math.nan if loss is None else loss for loss in self.losses]
+        _, kept = min(zip(rates, losses, strict=True), key=lambda pair: abs(math.log(pair[0] / usual)))
+        return kept < guessing and all(loss >= kept - AHEAD for loss in losses)
 
     def best(self, rates: Sequence[float], usual: float) -> float | None:
         """Return the rate that is nearest to the usual one, or the best of those that are clearly better.
@@ -146,7 +167,8 @@ class Compare(ManyRuns):
     """Characters of the text to read, from its beginning. Default: all."""
     minutes: Annotated[float | None, Between(0, MOST_RATE)] = None
     """Time for the whole comparison; --steps then does not count. A short measurement decides how many steps fit into
-    it, as many for every method. Reading a large text may take longer than planned."""
+    it, as many for every method. Reading a large text may take longer than planned, and so may methods for which short
+    trainings search a learning rate."""
     preset: Literal["bert", "albert", "electra", "funnel", "modernbert", "hybrid"] | None = None
     """Build the encoder like a published model: its norms, activation, biases, windows, and shared or pooled layers,
     but in a small size. Default: BERT with pre-layer normalization."""
@@ -238,7 +260,7 @@ class Compare(ManyRuns):
         run.identify("text", text.fingerprint)
         names = self.positions
         seeds = range(self.seed, self.seed + self.seeds)
-        tried = short(self.steps) * len(self.rates) if len(self.rates) > 1 else 0
+        tried = min(look(self.steps), short(self.steps)) * len(self.rates) if len(self.rates) > 1 else 0
         run.expect(len(names) * (tried + len(seeds) * self.steps))
         trials: dict[tuple[str], Trials] = {}
         if tried:
@@ -328,21 +350,30 @@ class Compare(ManyRuns):
         return training.train(model, drawn.batch, plan, device=run.device, on_log=on_log, **more)
 
     def search(self, run: Run, material: Material, position: str) -> Trials:
-        """Train a method shortly with every rate, on the same batches.
+        """Look at every rate and, unless that is enough to keep the usual one, train a method shortly with each.
 
-        The rate rises for as many steps as in a whole training, two thirds of a short one, and then falls to zero. With
-        fewer steps, high rates do harm that they do not do in a whole training.
+        In a short training, the rate rises for as many steps as in a whole one, two thirds of all, and then falls to
+        zero. With fewer steps, high rates do harm that they do not do in a whole training.
         """
-        found: list[float | None] = []
+        steps = look(self.steps)
+        if steps < short(self.steps):
+            trials = self.try_rates(run, material, position, steps, warmup=round(2 / 3 * steps))
+            if trials.is_settled(self.rates, self.learning_rate, material.guessing):
+                return trials
+        return self.try_rates(run, material, position, short(self.steps), warmup=max(1, self.steps // 10))
+
+    def try_rates(self, run: Run, material: Material, position: str, steps: int, warmup: int) -> Trials:
+        """Train a method for some steps with every rate, on the same batches."""
+        end_losses: list[float | None] = []
         for rate in self.rates:
             model = encoders.build(self.config(position, material.vocabulary.size), self.seed)
-            plan = training.Training(steps=short(self.steps), rate=rate, warmup=max(1, self.steps // 10))
+            plan = training.Training(steps=steps, rate=rate, warmup=warmup)
             try:
                 losses = self.fit(run, material, model, self.seed, plan, run.step).losses
-                found.append(round(statistics.fmean(losses[-max(1, round(JUDGED_SHARE * plan.steps)) :]), 4))
+                end_losses.append(round(statistics.fmean(losses[-max(1, round(JUDGED_SHARE * steps)) :]), 4))
             except training.NotFiniteError:
-                found.append(None)
-        return Trials(found)
+                end_losses.append(None)
+        return Trials(end_losses, steps)
 
     def train(self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str) -> Outcome:
         """Train a method with a seed, save the model, and judge it."""
@@ -437,7 +468,8 @@ class Compare(ManyRuns):
             seconds = sum(self.seconds_per_step(run, material, name) for name in self.positions)
         # The last round of runs may be incomplete.
         seconds *= math.ceil(len(self.positions) / min(run.jobs, len(self.positions))) / len(self.positions)
-        tried = SEARCH_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
+        # Few methods need more than looks.
+        tried = LOOK_SHARE * len(self.rates) if len(self.rates) > 1 else 0.0
         seconds *= (self.seeds * (1 + JUDGING) + tried) / USED
         steps = int(60 * self.minutes / seconds)
         if steps < LEAST_STEPS:
@@ -500,10 +532,15 @@ class Compare(ManyRuns):
             *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
-            rows = [(name, self.told(found)) for (name,), found in trials.items()]
-            columns = [Column("position"), Column("losses by learning rate", left=True)]
+            rows = [(name, f"{found.steps:,}", self.told(found)) for (name,), found in trials.items()]
+            columns = [Column("position"), Column("steps"), Column("losses by learning rate", left=True)]
             parts.append(Sheet.of("Short trainings", columns, rows, folded=True))
         return report.Report(title, told, parts, outcomes, problem=problem)
+
+
+def look(steps: int) -> int:
+    """Return the steps of a look at a learning rate."""
+    return max(LEAST_LOOK, round(LOOK_SHARE * steps))
 
 
 def short(steps: int) -> int:

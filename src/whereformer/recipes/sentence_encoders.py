@@ -28,7 +28,7 @@ READERS = tuple(
     f"sentence_{kind}_config.json"
     for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""The names of the settings of the first step, of which sentence-transformers takes the first file with any."""
+"""The files that may hold the settings of the first step; sentence-transformers takes the first with settings."""
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
 POOLINGS = ("mean", "cls")
@@ -181,7 +181,7 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
 
 
 def _reader(folder: Path) -> str:
-    """Return the name of the file with the settings of the first step; that of BERT if there is none."""
+    """Return the name of the file with the settings of the first step; BERT's name without such a file."""
     return next((name for name in READERS if _read(folder, name, dict)), READERS[0])
 
 

@@ -18,7 +18,15 @@ from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
 from .configs import separate_configs
-from .found import AttentionCall, by_stack, find_calls, parts_with, record_calls, set_implementation, tell_texts
+from .found import (
+    AttentionCall,
+    by_stack,
+    find_calls,
+    parts_with,
+    record_calls,
+    set_implementation,
+    text_separating_layers,
+)
 from .hooks import NAME, Enter, Start, Undo
 from .kinds import serve
 from .own import rotates, serve_tables, switch_off
@@ -36,8 +44,8 @@ def attach(
 
     Every self-attention layer gets the method's terms; a layer that runs several times (ALBERT) gets its own in each
     pass. Cross-attention has no positions and stays as it is. In a model with an encoder and a decoder, each gets its
-    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say; those of a causal
-    model that begin again begin another text, which the guide describes.
+    own method. Positions are 0 .. n - 1 in every row, whatever the model's own ``position_ids`` say. In a
+    causal model, ``position_ids`` that begin again begin another text, which the guide describes.
 
     Relative positions that a model computes itself become tables over offsets instead of matrices, so ``attach(t5,
     "none")`` is the same model with less memory; the guide lists these models. Sliding windows (ModernBERT, Mistral,
@@ -142,9 +150,9 @@ def _attach(model: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, 
     if "rope" in component_names(position) and rotates(model):
         way = "'none' keeps its rotation" + (", keep_absolute=False replaces it" if keep_absolute else "")
         raise InputError("position", f"the model rotates queries and keys itself, and {position!r} would again; {way}")
-    tellers = tell_texts(model, calls)
+    separating = text_separating_layers(model, calls)
     for (stack, own), method in zip(stacks, methods, strict=True):
-        _hook(stack, own, method, tellers, undo)
+        _hook(stack, own, method, separating, undo)
     serve_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
         arrived = [call for call in record_calls(model, calls) if call.received is not None]
@@ -242,8 +250,10 @@ def _build(stack: PreTrainedModel, calls: list[AttentionCall], wanted: Wanted, m
     mixed = any(call.mixed for call in calls)
     for method in methods:
         if mixed and method.scales_query:
-            told = f"{type(stack).__name__} is causal only with an attention_mask, and {type(method).__name__} is built"
-            raise InputError("position", f"{told} for one of both; choose another method")
+            reason = (
+                f"{type(stack).__name__} is causal only with an attention_mask, and {type(method).__name__} is built"
+            )
+            raise InputError("position", f"{reason} for one of both; choose another method")
         if type(method).embed is not PositionMethod.embed:
             raise InputError(
                 "position",
@@ -265,11 +275,11 @@ def _beginning(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Modu
 
 
 def _hook(
-    stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, tellers: set[nn.Module], undo: Undo
+    stack: PreTrainedModel, calls: list[AttentionCall], position: PositionMethod, separating: set[nn.Module], undo: Undo
 ) -> None:
     """Give a stack its method as the submodule ``whereformer``, and hook it and its attention layers.
 
-    ``tellers`` are the layers that keep texts apart by positions.
+    ``separating`` are the layers that keep texts apart by positions.
     """
     setattr(stack, NAME, position.to(stack.device, stack.dtype).train(stack.training))
     undo.append(partial(delattr, stack, NAME))
@@ -280,7 +290,7 @@ def _hook(
     checkpointed = [part for part in stack.modules() if isinstance(part, GradientCheckpointingLayer)]
     for module in filter(_takes_keywords, dict.fromkeys((stack, begins))):
         names = tuple(inspect.signature(module.forward).parameters)
-        start = Start(stack, checkpointed, names, not tellers.isdisjoint(layers), around=module is not begins)
+        start = Start(stack, checkpointed, names, not separating.isdisjoint(layers), around=module is not begins)
         undo.append(module.register_forward_pre_hook(start, with_kwargs=True).remove)
     for module, own in layers.items():
         enter = Enter(stack, tuple(own), counted=len(layers) < len(calls))

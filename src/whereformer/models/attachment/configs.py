@@ -14,18 +14,18 @@ from .hooks import Undo
 
 def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
     """Return the configurations of a model's modules and those inside them, each once."""
-    found: dict[int, PreTrainedConfig] = {}
+    configs: dict[int, PreTrainedConfig] = {}
 
     def visit(value: Any) -> None:
-        if isinstance(value, PreTrainedConfig) and id(value) not in found:
-            found[id(value)] = value
+        if isinstance(value, PreTrainedConfig) and id(value) not in configs:
+            configs[id(value)] = value
             for inner in vars(value).values():
                 visit(inner)
 
     for module in model.modules():
         for value in vars(module).values():
             visit(value)
-    return list(found.values())
+    return list(configs.values())
 
 
 def separate_configs(model: nn.Module, undo: Undo) -> None:
@@ -50,7 +50,7 @@ def _set(module: nn.Module, name: str, config: PreTrainedConfig) -> None:
 
 
 BY_SAVING = ("architectures", "dtype")
-"""The fields into which ``save_pretrained`` writes, which is no change of the model."""
+"""The fields into which ``save_pretrained`` writes, which does not change the model."""
 
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
@@ -60,8 +60,8 @@ def _fields(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _carry_over(old: PreTrainedConfig, copied: PreTrainedConfig, before: dict[str, Any]) -> None:
-    """Change in a configuration what its copy has otherwise than before."""
-    now = _fields(copied)
-    for name in before.keys() - now.keys():
+    """Make the changes of a copy in the configuration that it was made of."""
+    after = _fields(copied)
+    for name in before.keys() - after.keys():
         vars(old).pop(name, None)
-    vars(old).update({name: value for name, value in now.items() if name not in before or before[name] != value})
+    vars(old).update({name: value for name, value in after.items() if name not in before or before[name] != value})

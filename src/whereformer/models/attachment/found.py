@@ -89,7 +89,7 @@ def _probe(
 
 
 def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
-    """Find the attention calls of a model: those of a small forward, in order; none if it does not dispatch them.
+    """Find the attention calls of a model: the calls of a small forward, in order; none if it does not dispatch them.
 
     Raises:
         InputError: if there is no small input that it runs on.
@@ -105,23 +105,23 @@ def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
 
 
 def record_calls(model: PreTrainedModel, found: list[AttentionCall]) -> list[AttentionCall]:
-    """Record the attention calls of a small forward of a model with a method, in the parts in which calls were."""
+    """Record the attention calls of a small forward of a model with a method, in the parts that had calls."""
     with trial(model) as copied:
         own = twins(model, copied)
         set_implementation(copied, [call.of(own) for call in found], PROBE, [])
         return _record(copied)
 
 
-def tell_texts(model: PreTrainedModel, found: list[AttentionCall]) -> set[nn.Module]:
+def text_separating_layers(model: PreTrainedModel, calls: list[AttentionCall]) -> set[nn.Module]:
     """Return the layers that keep the texts of a row apart where positions begin again, without a mask and a cache."""
     with trial(model) as copied:
-        own = twins(copied, model)
-        set_implementation(copied, [call.of(twins(model, copied)) for call in found], PROBE, [])
-        with recording() as calls:
+        originals, copies = twins(copied, model), twins(model, copied)
+        set_implementation(copied, [call.of(copies) for call in calls], PROBE, [])
+        with recording() as packed_calls:
             for example in packed_examples(copied.base_model):
                 with suppress(Exception):  # a model may take no positions, or only of other axes
                     example.run()
-        return {own[call.module] for call in calls if call.packed}
+        return {originals[call.module] for call in packed_calls if call.packed}
 
 
 def _record(model: PreTrainedModel) -> list[AttentionCall]:
@@ -133,12 +133,12 @@ def _record(model: PreTrainedModel) -> list[AttentionCall]:
         return calls
     causal: dict[nn.Module, bool] = {}
     # A model may need its mask.
-    with recording() as others, suppress(Exception):
+    with recording() as unmasked_calls, suppress(Exception):
         unmasked.run()
-        for call in others:
+        for call in unmasked_calls:
             causal[call.module] = call.causal and causal.get(call.module, True)
     pairs = [(call, causal.get(call.module, call.causal)) for call in calls]
-    return [replace(call, causal=call.causal and other, mixed=call.causal != other) for call, other in pairs]
+    return [replace(call, causal=call.causal and unhidden, mixed=call.causal != unhidden) for call, unhidden in pairs]
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from .masks import RequestedMask, texts_by_positions
 NAME = "whereformer"
 """The name of the attention implementation, of each stack's position submodule, and of the configuration's field."""
 
-APART = "give cu_seq_lens_q or seq_idx, which tell the texts of a row, or give each text a row of its own"
+APART = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own"
 
 Undo: TypeAlias = list[Callable[[], Any]]
 """What takes back the changes to a model, in their order. A copy of a model has those of the copy."""
@@ -57,7 +57,7 @@ class StackForward:
     new_site: Site | None = None
 
     def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
-        """Return what :func:`.packed_texts` does, or else the texts by positions.
+        """Return the result of :func:`.packed_texts`, or else the texts by positions.
 
         Layers that get the same ends get the same tensor.
         """
@@ -144,7 +144,7 @@ class Start:
         stack: the model that has the method.
         layers: its layers that may be checkpointed.
         names: the names of the module's arguments, in their order.
-        tells_texts: whether the model itself keeps the texts of a row apart by positions.
+        separates_texts: whether the model itself keeps the texts of a row apart by positions.
         around: whether the module is the stack, around the module that runs the layers, to which positions may not
             get.
     """
@@ -152,7 +152,7 @@ class Start:
     stack: Any
     layers: list[GradientCheckpointingLayer]
     names: tuple[str, ...]
-    tells_texts: bool
+    separates_texts: bool
     around: bool = False
 
     def __call__(
@@ -169,15 +169,15 @@ class Start:
             return args, kwargs
         # A checkpointed layer runs again alone and could not repeat what other layers shared, so it computes its own.
         share = not (module.training and any(layer.gradient_checkpointing for layer in self.layers))
-        placed = inputs.get("position_ids") is not None
-        forward = StackForward(method, share, inputs.get("output_attentions"), placed, documents)
+        has_positions = inputs.get("position_ids") is not None
+        forward = StackForward(method, share, inputs.get("output_attentions"), has_positions, documents)
         return args, {**kwargs, "whereformer_forward": forward}
 
     def _documents(self, method: PositionMethod, inputs: Mapping[str, Any]) -> Tensor | None:
         """Return the texts of packed rows, (batch, n), by positions; None: each row is one text.
 
-        A causal model that gets no cache may tell texts apart by positions. With a method, it does so with its default
-        ``use_cache=True`` and beside a mask, too. "none" leaves the model as it is.
+        A causal model without a cache may separate texts by positions. With a method, it does so with its default
+        ``use_cache=True`` and with a mask, too. "none" leaves the model as it is.
         """
         positions, mask = inputs.get("position_ids"), inputs.get("attention_mask")
         if not method.model.causal or all(isinstance(component, NoPosition) for component in method.components()):
@@ -187,7 +187,7 @@ class Start:
             return None
         batch, length = tokens.shape[:2]
         if positions.dim() == 3 and positions.shape == (4, batch, length):
-            positions = positions[0]  # Qwen2-VL: those of the text, before three axes of images
+            positions = positions[0]  # Qwen2-VL: positions in the text, before three axes of images
         # A mask of pairs says itself which texts are apart.
         if positions.dim() > 2 or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 2)):
             return None
@@ -197,10 +197,12 @@ class Start:
             return None
         if can_look(documents):
             kind = type(self.stack).__name__
-            if not self.tells_texts:
-                raise InputError("position_ids", f"they begin again in a row, by which {kind} tells no texts; {APART}")
+            if not self.separates_texts:
+                raise InputError(
+                    "position_ids", f"they begin again in a row, and {kind} separates no texts by them; {APART}"
+                )
             if inputs.get("cache", inputs.get("past_key_values")) is not None:
-                raise InputError("position_ids", f"they begin again in a row, and a cache holds one text; {APART}")
+                raise InputError("position_ids", f"they begin again in a row, and a cache continues one text; {APART}")
         return documents.expand(batch, -1)
 
 

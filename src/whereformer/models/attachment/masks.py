@@ -74,8 +74,8 @@ class RequestedMask(NamedTuple):
             raise AttributeError(name)
         if name in ("ndim", "contiguous"):
             # What transformers asks of a mask that was made before the forward, as for a static cache.
-            told = "whereformer's attention takes no mask made before, as for a static cache"
-            raise InputError("attention_mask", told)
+            reason = "whereformer's attention takes no mask made before, as for a static cache"
+            raise InputError("attention_mask", reason)
         raise NoTensorError(f"it reads its {name}")
 
     def __getitem__(self, at: Any) -> Any:
@@ -100,12 +100,12 @@ class RequestedMask(NamedTuple):
         keys = self.key_mask(len(scores))
         return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, value: object) -> bool:
         """Compare with a tuple, and refuse to compare with a number, as a matrix does element by element."""
-        return tuple.__eq__(self, other) if isinstance(other, tuple | None) else _refuse_operator(self)
+        return tuple.__eq__(self, value) if isinstance(value, tuple | None) else _refuse_operator(self)
 
-    def __ne__(self, other: object) -> bool:
-        return not self == other
+    def __ne__(self, value: object) -> bool:
+        return not self == value
 
     def __hash__(self) -> int:
         return tuple.__hash__(self)
@@ -221,11 +221,11 @@ def texts_by_positions(positions: Tensor, real: Tensor | None) -> Tensor | None:
     """Return the number of each token's text, (batch, n), by the positions of real tokens; None if a row is one text.
 
     As in transformers, a text goes on where positions go on by one. Where padding is hidden between two tokens, they
-    may also go on by as many as if it counted.
+    may also go on by the distance between the two.
 
     Args:
         positions: (1 or batch, n), whole.
-        real: (batch, n) bool, which tokens are no padding; None: all.
+        real: (batch, n) bool, True = a token, False = padding; None: all are tokens.
     """
     if real is None:
         begins = functional.pad(positions.diff() != 1, (1, 0))

@@ -109,10 +109,10 @@ def _run_own(
         outputs.extend((name, tensor.clone()) for tensor in _first_of(output))
 
     with trial(model) as copied, _full_precision(model):
-        own = twins(model, copied)
+        copies = twins(model, copied)
         _shorten_windows(copied)
         for name, module in _layers(model, calls).items():
-            own[module].register_forward_hook(partial(remember, name))
+            copies[module].register_forward_hook(partial(remember, name))
         example, finals = run(copied, outputs.clear)
     return _Run(example, outputs, dict(_tensors(finals)))
 

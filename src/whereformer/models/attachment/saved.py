@@ -98,7 +98,7 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> Wanted:
 
 
 def _entries(described: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Return the entries of a config.json, and those of the configurations inside."""
+    """Return the entries of a config.json and of the configurations inside it."""
     for name, value in described.items():
         yield name, value
         if isinstance(value, dict):

@@ -63,14 +63,14 @@ def copy_without_hooks(model: nn.Module, memo: dict[int, Any]) -> Any:
 
     Args:
         model: the model, whose hooks stay as they are.
-        memo: that of ``copy.deepcopy``: by the id of an object, what stands for it in the copy.
+        memo: the memo of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
     """
     hooks = [vars(module)[name] for module in model.modules() for name in HOOKS]
     memo |= {id(registered): OrderedDict() for registered in hooks}
     copied = copy.deepcopy(model, memo)
     for registered in hooks:
-        own = {number: hook for number, hook in registered.items() if _is_of_model(hook)}
-        memo[id(registered)].update(copy.deepcopy(own, memo))
+        model_hooks = {number: hook for number, hook in registered.items() if _is_of_model(hook)}
+        memo[id(registered)].update(copy.deepcopy(model_hooks, memo))
     return copied
 
 
@@ -108,7 +108,7 @@ class Example(NamedTuple):
     cache: str | None = None
 
     def unmasked(self) -> Example | None:
-        """Return the first row without masks, as users call who have no padding; None if there is no mask."""
+        """Return the first row without masks, as for text without padding; None if the inputs have no masks."""
         inputs = {name: values[:1] for name, values in self.inputs.items() if not name.endswith("mask")}
         return self._replace(inputs=inputs) if len(inputs) < len(self.inputs) else None
 
@@ -221,9 +221,9 @@ def examples(model: PreTrainedModel, rows: int, length: int, cached: bool) -> It
 
 def packed_examples(model: PreTrainedModel) -> list[Example]:
     """Return a row of two texts, whose positions begin again, also as the first of Qwen2-VL's four axes."""
-    places = torch.tensor([[0, 1, 2, 0, 1]], device=model.device)
-    row = {"input_ids": _tokens(model, 1, places.shape[1]), "use_cache": False}
-    return [Example(model, {**row, "position_ids": each}) for each in (places, places.expand(4, 1, -1))]
+    positions = torch.tensor([[0, 1, 2, 0, 1]], device=model.device)
+    row = {"input_ids": _tokens(model, 1, positions.shape[1]), "use_cache": False}
+    return [Example(model, {**row, "position_ids": ids}) for ids in (positions, positions.expand(4, 1, -1))]
 
 
 def _tokens(model: PreTrainedModel, rows: int, length: int) -> Tensor:

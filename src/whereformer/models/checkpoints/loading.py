@@ -105,8 +105,8 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
 
     def count_one(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if get_ident() == thread and next(count) > limit:
-            told = f"it has {len(header):,} tensors, and its config.json describes a model of more than {limit:,}"
-            raise InputError("checkpoint", told)
+            reason = f"it has {len(header):,} tensors, and its config.json describes a model of more than {limit:,}"
+            raise InputError("checkpoint", reason)
 
     handle = register_module_parameter_registration_hook(count_one)
     try:
