@@ -15,7 +15,6 @@ from .test_attach import close
 from .test_attach_proof import ALL, everything
 from .test_clients import WORDS, save
 
-
 BERT = {"position": "tisa", "keep_absolute": True, "options": {}}
 
 
