@@ -36,10 +36,10 @@ def is_shift_invariant(position, run=attend, layers=LAYERS, starts=(-3, 1, 5, 40
     def check(layer):
         expected = run(position, words, FIRST, FIRST, layer=layer)
         for start, explicit in itertools.product(starts, (False, True)):
-            at = Positions(start, 1, 9)
-            at = at.values() if explicit else at
+            positions = Positions(start, 1, 9)
+            positions = positions.values() if explicit else positions
             try:
-                if not are_close(run(position, words, at, at, layer=layer), expected):
+                if not are_close(run(position, words, positions, positions, layer=layer), expected):
                     return False
             except PositionRangeError:
                 pass
@@ -93,9 +93,9 @@ def extrapolates(position):
 
 
 def accepts_fractional(position):
-    at = torch.tensor([0.0, 0.5, 1.75, 4.0])
+    positions = torch.tensor([0.0, 0.5, 1.75, 4.0])
     try:
-        in_every_layer(lambda layer: attend(position, embeddings(4), at, at, layer=layer).any())
+        in_every_layer(lambda layer: attend(position, embeddings(4), positions, positions, layer=layer).any())
     except TypeError:
         return False
     return True
