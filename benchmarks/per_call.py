@@ -5,7 +5,9 @@ step (forward and all gradients). Numbers are medians in microseconds of one thr
 torch's time in the same round in brackets. The goal is that a forward call takes at most 25 microseconds more than
 torch's; other calls have goals of their own, which count for a processor on which torch's takes 8.
 
-Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4] [--out FILE]
+With more keys than tokens the calls are those of generation: the queries are the last tokens, and there is no training.
+
+Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4] [--keys 4] [--dtype float32] [--out FILE]
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention, attention_varlen
-from whereformer.provenance import machine, write_results
+from whereformer import OffsetBias, OffsetKeys, OffsetValues, Positions, attention, attention_varlen
+from whereformer.provenance import provenance, write_results
 
 HEADS, HEAD_DIM = 12, 64
 CALLS = 20
@@ -41,12 +43,18 @@ GOALS = {
 Step = Callable[[], object]
 
 
-def steps(tokens: int, training: bool) -> dict[str, Step]:
+def steps(tokens: int, keys: int, dtype: torch.dtype, training: bool) -> dict[str, Step]:
     """Return the calls to time, torch's attention first. Terms are made anew in each call, as a model does."""
-    query, key, value = content = [torch.randn(1, HEADS, tokens, HEAD_DIM, requires_grad=training) for _ in range(3)]
-    table = torch.randn(HEADS, 2 * tokens - 1, requires_grad=training)
-    keys, values = vectors = [torch.randn(1, 33, HEAD_DIM, requires_grad=training) for _ in range(2)]
-    seed = torch.randn(1, HEADS, tokens, HEAD_DIM)
+    query, key, value = content = [
+        torch.randn(1, HEADS, length, HEAD_DIM, dtype=dtype, requires_grad=training) for length in (tokens, keys, keys)
+    ]
+    positions: dict[str, Any] = {
+        "query_positions": Positions(keys - tokens, 1, tokens),
+        "key_positions": Positions(0, 1, keys),
+    }
+    table = torch.randn(HEADS, 2 * keys - 1, requires_grad=training)
+    key_table, value_table = vectors = [torch.randn(1, 33, HEAD_DIM, requires_grad=training) for _ in range(2)]
+    seed = torch.randn(1, HEADS, tokens, HEAD_DIM, dtype=dtype)
 
     def step(compute: Callable[[], Tensor], inputs: list[Tensor]) -> Step:
         if training:
@@ -54,12 +62,13 @@ def steps(tokens: int, training: bool) -> dict[str, Step]:
         return torch.no_grad()(compute)
 
     def biased(backend: str) -> Step:
-        return step(
-            lambda: attention(query, key, value, [OffsetBias(table, 1 - tokens)], backend=backend), [*content, table]
-        )
+        def compute() -> Tensor:
+            return attention(query, key, value, [OffsetBias(table, 1 - keys)], backend=backend, **positions)
+
+        return step(compute, [*content, table])
 
     def shaw() -> Tensor:
-        return attention(query, key, value, [OffsetKeys(keys, -16), OffsetValues(values, -16)])
+        return attention(query, key, value, [OffsetKeys(key_table, -16), OffsetValues(value_table, -16)], **positions)
 
     second = torch.randn(HEADS, 3, requires_grad=training)
     halves = [tensor.detach().bfloat16().requires_grad_(training) for tensor in (*content, table)]
@@ -106,16 +115,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=4)
+    parser.add_argument("--keys", type=int, help="at least as many as tokens; default: as many")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--out", type=Path, help="file for the results, as JSON")
     given = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    print(machine(torch.device("cpu"))["cpu"])
-    print(f"{'microseconds / call':24} {'forward':>15} {'training':>15} {'goal, forward':>15}")
+    keys = given.tokens if given.keys is None else given.keys
+    if keys < given.tokens:
+        parser.error(f"--keys: expected at least --tokens {given.tokens}, got {keys}")
+    modes = {"forward": False} if keys > given.tokens else {"forward": False, "training": True}
+    origin = provenance()
+    print(f"{origin['machine']['cpu']}, {origin['machine']['instructions']}, commit {origin['commit']}, {given.dtype}")
+    header = " ".join(f"{mode:>15}" for mode in modes)
+    print(f"{'microseconds / call':24} {header}" + (f" {'goal, forward':>15}" if keys == given.tokens else ""))
     cells: dict[str, list[str]] = {}
     results: dict[str, dict[str, Any]] = {}
-    for training in (False, True):
-        timed = steps(given.tokens, training)
+    for mode, training in modes.items():
+        timed = steps(given.tokens, keys, getattr(torch, given.dtype), training)
         for step in timed.values():
             microseconds(step)  # the first calls compile and fill caches
         gc.disable()
@@ -125,13 +142,15 @@ def main() -> None:
             ratio = statistics.median(times[name] / times["torch"] for times in rounds)
             median = statistics.median(times[name] for times in rounds)
             cells.setdefault(name, []).append(f"{median:,.0f} ({ratio:.1f})")
-            results.setdefault(name, {})["training" if training else "forward"] = {"us": median, "ratio": ratio}
+            results.setdefault(name, {})[mode] = {"us": median, "ratio": ratio}
     torchs = results["torch"]["forward"]["us"]
     for name, found in cells.items():
         goal = GOALS[name] * torchs / 8 if name in GOALS else torchs + 25
-        print(f"{name:24} " + " ".join(f"{cell:>15}" for cell in found) + f" {goal:15,.0f}")
+        row = f"{name:24} " + " ".join(f"{cell:>15}" for cell in found)
+        print(row + (f" {goal:15,.0f}" if keys == given.tokens else ""))
     if given.out is not None:
-        write_results(given.out, {"tokens": given.tokens, "rounds": given.rounds, "calls": results})
+        sizes = {"tokens": given.tokens, "keys": keys, "dtype": given.dtype}
+        write_results(given.out, {**sizes, "rounds": given.rounds, "calls": results})
 
 
 if __name__ == "__main__":

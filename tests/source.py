@@ -50,16 +50,3 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     parts = module.split(".")
     parts = parts[: len(parts) - node.level + is_package(module)]
     return ".".join([*parts, *([node.module] if node.module else [])])
-
-
-def functions(module: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    """Every function of a module, nested ones and methods too, by its name with those of what it stands in."""
-
-    def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                yield f"{prefix}{child.name}", child
-            named = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-            yield from below(child, f"{prefix}{child.name}." if named else prefix)
-
-    return below(modules()[module], "")

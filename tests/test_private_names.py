@@ -22,6 +22,7 @@ USED = {
         "_len_torch_dispatch_stack",
         "_python_dispatch",
         "_pytree",
+        "_version",
     },
     # Of other people's models, whose insides are the business of what attaches position methods to them.
     f"{NAME}.models.attachment": {

@@ -1,4 +1,4 @@
-"""Any method takes the place of any other in the code that README and guides show: order, padding and layers count."""
+"""Any method takes the place of any other in the model that a guide shows: order, padding and layers count."""
 
 import dataclasses
 import inspect
@@ -44,29 +44,6 @@ def drawn(monkeypatch):
         return position
 
     monkeypatch.setattr(whereformer, "build_position", build_and_draw)
-
-
-@pytest.mark.parametrize(
-    ("page", "name"),
-    [
-        pytest.param(page, name, marks=() if page == "README.md" else pytest.mark.slow)
-        for page in ("README.md", "docs/index.md", "docs/guides/own-model.md")
-        for name in METHODS
-    ],
-)
-def test_the_first_model_with_any_method(page, name, monkeypatch, drawn):
-    code = next(block for block in blocks(page) if "build_position" in block)
-    assert code.count('"tisa"') == code.count("torch.randn(") == 1
-    words, order = torch.randn(2, 100, 64), torch.randperm(100)
-    outputs = []
-    for given in (words, words[:, order]):
-        torch.manual_seed(0)
-        monkeypatch.setattr(torch, "randn", lambda *_, given=given: given)
-        namespace = {}
-        exec(code.replace('"tisa"', repr(name)).replace(".backward()", ""), namespace)
-        outputs.append(namespace["out"])
-    same = torch.allclose(outputs[0][:, :, order], outputs[1], atol=1e-4)
-    assert same == (name in WITHOUT_ORDER)
 
 
 @pytest.fixture

@@ -110,6 +110,9 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         batch = 0
     n_q = rng.randint(*lengths)
     n_k = n_q if chance(0.5) else rng.randint(*lengths)
+    few = random.Random(f"few {seed}")
+    if not triton and few.random() < 0.3:  # as in decoding, sometimes with many keys
+        n_q, n_k = few.randint(1, 8), few.choice([n_k, n_k, n_k, n_k, few.randint(500, 5000)])
     if chance(0.01):
         n_q, n_k = one_of((0, n_k), (n_q, 0), (0, 0))
     widths = (16, 16, 24, 32) if triton else (1, 2, 3, 5, 8, 16, 16, 24, 32, 64)

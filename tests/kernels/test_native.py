@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.kernels.cases import EVERY_KIND, HEADS, JOINED, MIRRORED, check, content, need_native, run, terms_of
-from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions
+from whereformer import OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention
 from whereformer.kernels import native
 
 
@@ -67,11 +67,58 @@ def test_many_tiles(options, dtype, kinds, lengths):
     check("native", content(*lengths), terms_of(kinds, *lengths), dtype, **OPTIONS[options](*lengths))
 
 
+FEW = [(1, 1), (3, 100), (2, 700), (1, 2100), pytest.param((8, 8300), marks=pytest.mark.slow)]
+"""A tile has 512 keys, and parts of the keys have 1024 at least. Eight queries are few where keys are many."""
+
+
+@pytest.mark.parametrize("lengths", FEW)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    ("options", "kinds"),
+    [
+        pytest.param(options, kinds, marks=() if (at + number) % 3 == 1 else pytest.mark.slow)
+        for at, options in enumerate(OPTIONS)
+        for number, kinds in enumerate((*KINDS, JOINED))
+    ],
+)
+def test_few_queries(options, dtype, kinds, lengths, monkeypatch):
+    """Their keys and values are read where they lie."""
+    monkeypatch.setattr(native, "poisons", True)
+    check("native", content(*lengths), terms_of(kinds, *lengths), dtype, **OPTIONS[options](*lengths))
+
+
+@pytest.mark.parametrize(("n_q", "n_k"), [(1, 5), (2, 700), (1, 3000)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_queries_of_heads_that_share_keys(n_q, n_k, dtype):
+    positions = {"query_positions": Positions(n_k - n_q, 1, n_q), "key_positions": Positions(0, 1, n_k)}
+    options = {"causal": True, **positions}
+    terms = terms_of(("bias_for_all_offsets", "values_per_head"), n_q, n_k)
+    check("native", content(n_q, n_k, key_heads=1), terms, dtype, **options)
+
+
+def test_rows_of_few_queries_that_may_not_attend_are_zeros():
+    """In all parts of the keys, in one alone, or in none."""
+    query, key, value = (tensor.float() for tensor in content(1, 3000))
+    masks = torch.zeros(3, 3000, dtype=torch.bool)
+    masks[1, 2990:] = True
+    output, lse = attention(
+        *(tensor[:1].expand(3, -1, -1, -1) for tensor in (query, key, value)),
+        key_mask=masks,
+        return_lse=True,
+        backend="native",
+    )
+    assert torch.equal(output[0], torch.zeros(HEADS, 1, 16))
+    assert lse[0].isneginf().all()
+    expected = attention(query[:1], key[:1, :, 2990:], value[:1, :, 2990:], backend="reference")
+    torch.testing.assert_close(output[1:2], expected)
+
+
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(0, 5), (1, 0), (1, 1), (17, 33), (33, 2), (300, 280)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_widths(head_dim, value_dim, dtype, monkeypatch):
     monkeypatch.setattr(native, "poisons", True)
-    check("native", content(70, 75, head_dim, value_dim), vectors(head_dim, value_dim), dtype)
+    for n_q in (70, 2):
+        check("native", content(n_q, 75, head_dim, value_dim), vectors(head_dim, value_dim), dtype)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

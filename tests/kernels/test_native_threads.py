@@ -35,6 +35,19 @@ def test_the_number_of_threads_changes_no_bit(options, dtype):
         assert all(map(torch.equal, one, results(threads))), threads
 
 
+def test_few_queries_do_not_depend_on_threads():
+    """The parts of their keys are tasks too."""
+    inputs, terms = content(2, 5000), terms_of(EVERY_KIND, 2, 5000)
+
+    def results(threads):
+        torch.set_num_threads(threads)
+        return run("native", torch.float32, inputs, terms, {"causal": True})
+
+    one = results(1)
+    for threads in (2, 3, 8):
+        assert all(map(torch.equal, one, results(threads))), threads
+
+
 @pytest.mark.parametrize(
     ("batch", "heads", "shared"), [(1, 1, False), (5, 1, True), (21, 1, False)], ids=["rows", "one sum", "items"]
 )

@@ -3,7 +3,6 @@
 import copy
 import json
 import logging
-import pickle
 
 import pytest
 import torch
@@ -669,22 +668,6 @@ def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
     save_file({name: each for name, each in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
     with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it is of another"):
         load_attached(tmp_path, transformers.AutoModel)
-
-
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-@pytest.mark.parametrize("name", NAMED)
-def test_copies_are_whole_and_apart(name, duplicate):
-    plain = states(make(name))
-    model = attach(make(name), "tisa", keep_absolute=False)
-    expected = states(model)
-    other = duplicate(model)
-    with torch.no_grad():
-        for position in positions_of(model):
-            position.amplitude.fill_(9.0)
-    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
-    detach(model)
-    torch.testing.assert_close(states(other), expected, rtol=0, atol=0)
-    torch.testing.assert_close(states(detach(other)), plain, rtol=0, atol=0)
 
 
 # Detaching

@@ -145,21 +145,6 @@ def test_weights_are_those_of_the_model():
     close(found, expected)
 
 
-def test_packed_rows_stay_apart(calls):
-    model = make(MODELS["mistral"]())
-    # With a cache, transformers does not look whether rows are packed.
-    inputs = {**batch(model, padded=False), "position_ids": torch.tensor([[*range(5), *range(7)]]), "use_cache": False}
-    switch(model, "eager")
-    expected = states(model, inputs)
-    attach(model, "none", prove=False)
-    calls.clear()
-    close(states(model, inputs), expected)
-    assert calls
-    for call in calls:
-        assert call["query_documents"].tolist() == [[*[0] * 5, *[1] * 7]] * 3
-        assert (call["terms"], call["window"], call["causal"]) == ((), (3, 0), True)
-
-
 @pytest.mark.slow
 def test_compiled_models_have_a_matrix():
     torch.compiler.reset()

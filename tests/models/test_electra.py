@@ -13,10 +13,8 @@ from tests.models.test_encoder import small_config
 from whereformer import (
     Electra,
     ElectraPretrainingConfig,
-    Encoder,
     EncoderConfig,
     EncoderForPreTraining,
-    EncoderForSequenceClassification,
     load_pretrained,
 )
 from whereformer.models.electra import sample
@@ -219,18 +217,6 @@ def test_saving_and_loading_changes_nothing(tmp_path):
     assert loaded.generator.head.decoder.weight is discriminator["word.weight"]
     inputs, original = batch()
     torch.testing.assert_close(loaded(**inputs, sampled_ids=original).loss, model(**inputs, sampled_ids=original).loss)
-
-
-def test_the_discriminator_is_what_to_keep(tmp_path):
-    model = build()
-    model.discriminator.save_pretrained(tmp_path)
-    loaded = loaded_whole(EncoderForPreTraining, tmp_path)
-    _, original = batch()
-    torch.testing.assert_close(loaded(original).logits, model.discriminator(original).logits)
-    found = EncoderForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)[1]
-    assert all(name.startswith("classifier.") for name in found["missing_keys"])
-    found = Encoder.from_pretrained(tmp_path, output_loading_info=True)[1]
-    assert not found["missing_keys"]
 
 
 def test_pretraining_can_go_on_from_a_discriminator(tmp_path):

@@ -59,32 +59,6 @@ def test_fresh_parameters_follow_the_method_not_the_model(position, tmp_path):
         assert abs(ours.mean() - expected.mean()) <= 3 * expected.std() + 1e-8, name
 
 
-@pytest.mark.parametrize("separate", [True, False])
-@pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5"])
-def test_every_packed_document_has_its_own_cls(position, separate):
-    """With scores of types: documents of other ids and lengths, and padding before and behind."""
-    config = small_config(position=position, segments="attention", separate_cls=separate, type_vocab_size=3)
-    model = Encoder(config).double().eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    documents = [7, 7, 7, 7, 7, -2, -2, -2, -2, 3, 3, 3, 5, 0, 0, 0, 0, 0, 9]
-    mask = torch.tensor([[0] * 2 + [1] * 15 + [0] * 2])
-    ids, types = torch.randint(1, 50, (1, 19)), torch.randint(0, 3, (1, 19))
-    documents, at = torch.tensor([documents]), torch.zeros(1, 19, dtype=torch.long)
-    members = [(documents[0] == number).logical_and(mask[0] == 1).nonzero()[:, 0] for number in (7, -2, 3, 5, 0)]
-    for rows in members:
-        at[0, rows] = torch.arange(len(rows))
-    packed = model(ids, mask, token_type_ids=types, position_ids=at, document_ids=documents).last_hidden_state
-    for rows in members:
-        alone = model(ids[:, rows], token_type_ids=types[:, rows]).last_hidden_state
-        torch.testing.assert_close(packed[:, rows], alone, rtol=1e-10, atol=1e-10)
-    real = mask[0] == 1
-    without = model(
-        ids[:, real], token_type_ids=types[:, real], position_ids=at[:, real], document_ids=documents[:, real]
-    ).last_hidden_state
-    torch.testing.assert_close(without, packed[:, real], rtol=1e-10, atol=1e-10)
-
-
 def test_shared_layers_have_positions_of_their_own_in_every_pass():
     model = Encoder(small_config(blocks="1x3", position="tisa"))
     assert len(model.layers) == 1

@@ -102,7 +102,7 @@ def test_an_albert_projects_embeddings_of_any_width(tmp_path):
     original = theirs("albert v2", "ForMaskedLM", embedding_size=theirs("albert v2").config.hidden_size)
     original.save_pretrained(tmp_path / "theirs")
     ours = load_pretrained(tmp_path / "theirs", dtype=torch.float64)
-    assert not ours.loading_report.initialised
+    assert not ours.loading_report.initialized
     inputs, renamed = batch(original.config)
     with torch.no_grad():
         close(run(ours, renamed), run(original, inputs))

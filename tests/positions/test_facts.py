@@ -92,15 +92,6 @@ def extrapolates(position):
     return True
 
 
-def accepts_fractional(position):
-    positions = torch.tensor([0.0, 0.5, 1.75, 4.0])
-    try:
-        in_every_layer(lambda layer: attend(position, embeddings(4), positions, positions, layer=layer).any())
-    except TypeError:
-        return False
-    return True
-
-
 def scales_query(position):
     query, key, value = random_heads(3)
     if (
@@ -184,7 +175,6 @@ FACTS = {
     "needs_query_key": needs_query_key,
     "reads_keys": reads_keys_before_they_are_rotated,
     "extrapolates": extrapolates,
-    "accepts_fractional": accepts_fractional,
     "scales_query": scales_query,
     "one_sided": is_one_sided,
     "shares_curve": has_shared_curve,

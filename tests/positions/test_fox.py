@@ -98,19 +98,6 @@ def test_sums_begin_in_each_document():
             torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-5)
 
 
-@pytest.mark.parametrize("documents", [None, torch.tensor([[5, 5, 2, 2]])])
-def test_gradients_by_numbers(documents):
-    position = build()
-    positions = Positions(0, 1, 4)
-    site = Site(positions, positions, LAYER, query_documents=documents, key_documents=documents)
-    tensors = torch.randn(3, 1, HEADS, 4, HEAD_DIM, dtype=torch.float64).requires_grad_()
-
-    def run(query, key, value, *_):
-        return attention(query, key, value, position.content_terms(query, key, site), **site.options(query))
-
-    torch.autograd.gradcheck(run, (*tensors.unbind(), position.weight, position.bias))
-
-
 def test_long_rows_in_half_precision():
     position = build().bfloat16()
     key = torch.randn(1, HEADS, 3000, HEAD_DIM).bfloat16()

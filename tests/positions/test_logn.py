@@ -140,19 +140,6 @@ def test_llama4_is_the_attention_of_transformers():
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
 
 
-@pytest.mark.parametrize("options", KINDS, ids=str)
-def test_gradients_by_numbers(options):
-    position = build_position("logn", **SIZES, causal=True, **options).double()
-    query, key = (torch.randn(1, 2, 4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    positions = Positions(0, 1, 4)
-
-    def run(query, key, *parameters):
-        rotated, key, value = position.transform_qkv(query, key, key, Site(positions, positions))
-        return attention(rotated, key, value, causal=True)
-
-    torch.autograd.gradcheck(run, (query, key, *position.parameters()))
-
-
 def test_half_precision_counts_every_key():
     position = build_position("logn", **SIZES, causal=True, kind="inkling", train_length=2)
     positions, everything = Positions(5000, 1, 3), Positions(0, 1, 5003)

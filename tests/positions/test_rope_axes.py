@@ -88,14 +88,6 @@ def test_dinov3(prefix):
     check(actual, dinov3.apply_rotary_pos_emb(query, key, cos, sin))
 
 
-def test_the_image_encoder_of_qwen2_vl():
-    config = transformers.Qwen2VLConfig(vision_config={"embed_dim": HEADS * HEAD_DIM, "num_heads": HEADS}).vision_config
-    query, key = heads(ROWS * COLUMNS, 1)
-    cos, sin = qwen2_vl.Qwen2VLVisionRotaryEmbedding(config)(query, CELLS[0])
-    theirs = qwen2_vl.apply_rotary_pos_emb_vision(query[0].transpose(0, 1), key[0].transpose(0, 1), cos, sin)
-    check((one[0].transpose(0, 1) for one in turned(query, key, CELLS, **GRID)), theirs)
-
-
 def test_pixtral_is_interleaved_with_its_features_in_another_order():
     """It has the even pairs of a head first; products of query and key are the same in any order."""
     config = transformers.PixtralVisionConfig(**THEIRS, head_dim=HEAD_DIM, image_size=4 * 8, patch_size=4)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from transformers import LlamaConfig, modeling_rope_utils
 
 from tests.positions.stack import build
-from whereformer import Encoder, EncoderConfig, Positions, Site
+from whereformer import Positions, Site
 from whereformer.positions.rope_scaling import Scaling
 
 CPU = torch.device("cpu")
@@ -107,16 +107,6 @@ def test_longrope(monkeypatch, data, dim, base, length, longest, more):
 def test_linear_and_proportional(monkeypatch, dim, base, factor, part):
     numbers = {"rope_type": "linear"} if part is None else {"rope_type": "proportional", "partial_rotary_factor": part}
     assert_same({**numbers, "factor": factor}, base, dim, monkeypatch)
-
-
-def test_a_scaled_model_survives_its_configuration(tmp_path):
-    options = {"scaling": {"rope_type": "linear", "factor": 4.0}}
-    sizes = {"vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2, "blocks": "1"}
-    model = Encoder(EncoderConfig(**sizes, position="rope", position_options=options)).eval()
-    model.save_pretrained(tmp_path)
-    again, ids = Encoder.from_pretrained(tmp_path).eval(), torch.arange(9)[None]
-    assert again.config.position_options == options
-    assert torch.equal(again(ids).last_hidden_state, model(ids).last_hidden_state)
 
 
 @settings(max_examples=20, deadline=None)

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -101,11 +100,6 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
-def delete_models(out):
-    shutil.rmtree(out / "models")
-    return {"train 0 none", "train 0 tisa"}
-
-
 def flip_a_bit(out):
     file = out / "models" / "tisa-0" / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -120,9 +114,7 @@ def swap_models(out):
     return {"train 0 none", "train 0 tisa"}
 
 
-@pytest.mark.parametrize(
-    "damage", [flip_a_bit, *(pytest.param(each, marks=pytest.mark.slow) for each in (delete_models, swap_models))]
-)
+@pytest.mark.parametrize("damage", [flip_a_bit, pytest.param(swap_models, marks=pytest.mark.slow)])
 def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, damage):
     whole = run(text, tmp_path, positions="none,tisa")
     before = weights(tmp_path)

@@ -4,7 +4,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,12 +13,10 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from tests.failing import fails
-from tests.lab.test_train import Waits
 from tests.recipes.finetuning import columns, save_glue, save_model
 from whereformer import EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
 from whereformer.lab import loading
-from whereformer.lab import train as training
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
 from whereformer.recipes import glue
@@ -71,33 +68,6 @@ def test_it_learns(model, data, tmp_path):
     found = run(model, data, tmp_path, "--epochs=40", "--learning-rate=0.01", "--kernels=2")
     losses = [loss for _, loss in found["cola", "learned+tisa, S=2", 0]["losses"]]
     assert losses[-1] < 0.5 * losses[0]
-
-
-@pytest.mark.parametrize("position", ["learned+tisa", "rope"])
-def test_no_step_waits_for_the_device(position, model, data, tmp_path, monkeypatch):
-    mode, steps, real = Waits(), [], training._State.step
-
-    def step(self, parts, plan):
-        mode.step = "step"
-        steps.append(loss := real(self, parts, plan))
-        mode.step = "else"
-        return loss
-
-    monkeypatch.setattr(training._State, "step", step)
-    for name, module in [*sys.modules.items()]:
-        if name.startswith("whereformer.") and hasattr(module, "can_look"):  # at numbers on the CPU
-            monkeypatch.setattr(module, "can_look", lambda tensor: False)
-    recipe = Finetune(model=model, data=data, task="cola", position=position, kernels=2, epochs=4, batch_size=8)
-
-    class Here:
-        folder, device, step, say = tmp_path, "cpu", staticmethod(lambda *_: None), staticmethod(lambda text: None)
-
-    (name,) = recipe.variants
-    recipe.prepared  # noqa: B018
-    with mode:
-        recipe.tune(Here(), "cola", name, 0)
-    assert len(steps) == 12
-    assert set(mode.found) <= {0, "else"}, mode.found
 
 
 def test_a_funnel_with_a_method_of_its_own(tmp_path, data):

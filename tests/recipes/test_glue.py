@@ -73,31 +73,6 @@ def test_the_hub(monkeypatch, folder, tmp_path):
     fails(r"data: cannot read hub:nyu-mll/glue:cola:train from the Hugging Face Hub \(no network\)", task="cola")
 
 
-@pytest.mark.parametrize("suffix", ["csv", "tsv", "jsonl", "parquet"])
-def test_own_tables(tmp_path, suffix):
-    rows = [("a, b", "2024", "yes"), ('c "d"', "x\ty", "no"), ("line\nend", "NA", "yes")]
-    for name in ("own", "judged"):
-        file = tmp_path / f"{name}.{suffix}"
-        named = [dict(zip(("one", "two", "kind"), row, strict=True)) for row in rows]
-        if suffix == "parquet":
-            parquet.write_table(pa.Table.from_pylist(named), file)
-        elif suffix == "jsonl":
-            file.write_text("\n".join(map(json.dumps, named)))
-        elif suffix == "csv":
-            lines = [",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows]
-            file.write_text("\n".join([",".join(named[0]), *lines]))
-        else:
-            rows = [("a, b", "2024", "yes"), ('c "d"', "x", "no"), ("line", "NA", "yes")]
-            file.write_text("\n".join(map("\t".join, [named[0], *rows])))
-    paths = {"train": tmp_path / f"own.{suffix}", "validation": tmp_path / f"judged.{suffix}"}
-    (data,) = load(**paths, text="one,two", label="kind")
-    assert data.task.name == "own"
-    assert data.task.classes == ("no", "yes")
-    assert data.task.metrics == ("accuracy", "matthews")
-    assert list(data.train.texts) == [row[:2] for row in rows]
-    assert data.train.labels == data.judged[""].labels == [1, 0, 1]
-
-
 def own(tmp_path, train, validation=None):
     files = {}
     for name, labels in (("train", train), ("validation", train if validation is None else validation)):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, pipeline
 
 import whereformer
 from tests.failing import fails, refusals
@@ -103,6 +103,25 @@ def test_what_is_saved_is_what_was_trained(text, finished):
         with torch.no_grad():
             losses.append(float(model.eval()(**batch).loss))
     assert results_of(finished)["scores"][-1][1]["loss"] == pytest.approx(sum(losses) / len(losses), abs=1e-3)
+
+
+def test_fill_mask(finished):
+    folder = finished / "model"
+    fill = pipeline("fill-mask", model=str(folder), top_k=3)
+    mask = fill.tokenizer.mask_token
+    tokens = [each["token_str"] for each in fill(f"the {mask} saw the dog")]
+    ids = fill.tokenizer(f"the {mask} saw the dog", return_tensors="pt")
+    with torch.no_grad():
+        logits = EncoderForMaskedLM.from_pretrained(folder)(**ids).logits
+    best = logits[0, (ids["input_ids"][0] == fill.tokenizer.mask_token_id).nonzero()[0, 0]].topk(3).indices
+    assert [fill.tokenizer.convert_tokens_to_ids(token) for token in tokens] == best.tolist()
+
+
+def test_the_saved_tokenizer_truncates_to_the_models_length(finished):
+    folder = finished / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.model_max_length == EncoderConfig.from_pretrained(folder).max_position_embeddings == 16
+    assert len(tokenizer("the cat " * 30, truncation=True)["input_ids"]) == 16
 
 
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):

@@ -16,9 +16,6 @@ from .torch_private import derivatives, forward_mode
 from .tracing import is_plain
 from .triton import launch as triton
 
-FEW_QUERIES = 8
-"""For fewer queries, the compiled kernel spends more time on packing all keys than on attention."""
-
 BACKENDS = ("auto", "reference", "blockwise", "native", "triton")
 
 
@@ -90,8 +87,6 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
         casts = autocast_dtype(call.value.device) not in (None, call.value.dtype)
         if not_native is not None or casts or not is_plain(call.query, call.key, call.value):
             return "fused", "no terms, so torch's own attention computes it"
-        if call.n_q < min(FEW_QUERIES, call.n_k) and call.value.dtype == torch.float32:
-            return "fused", "no terms and few queries in float32, for which torch's own attention packs no keys"
     if taken:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:

@@ -23,7 +23,9 @@ template <class F> struct Attention {
   static constexpr bool halves = step == 2;
 
   const Call& c;
-  const bool backward;
+  const bool backward, few;  // ``few``: queries, whose keys and values are read where they lie
+  const int64_t key_parts;
+  A* const parts;            // what each part of the keys leaves of each query
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
   const int64_t apart;                   // the numbers from the first to the second part of log_sums
@@ -58,7 +60,7 @@ template <class F> struct Attention {
   // Where the rows of the head and block are
   Rows<F> query{}, value{}, key{}, d_output{};
   Rows<A> key_table_left{}, query_table_left{}, wide_gradient{};
-  int64_t b = 0, h = 0;
+  int64_t b = 0, h = 0, key_part = 0;
   bool in_place_query, in_place_key, in_place_value, in_place_gradient;
 
   static bool in_place(const Tensor& x, int64_t width, int64_t padded) { return x.dtype == DTYPE<F> && x.stride[3] == 1 && width == padded && (!halves || x.stride[2] % 2 == 0); }
@@ -69,8 +71,9 @@ template <class F> struct Attention {
     return smaller<int64_t>(windowed ? 64 : 128, up(c.n_q, 2));
   }
 
-  Attention(const Call& call, Scratch& memory)
-      : c(call), backward(call.backward != 0), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
+  Attention(const Call& call, void* parts_, Scratch& memory)
+      : c(call), backward(call.backward != 0), few(has_few_queries(call)), key_parts(key_parts_of(call)), parts((A*)parts_),
+        group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
         rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
         blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
         apart(up(call.batch * call.heads * call.n_q, 4)),
@@ -81,36 +84,41 @@ template <class F> struct Attention {
     bias_ends = {c.bias.first, c.bias.length};
     if (c.listed) runs = memory.take<uint8_t>(up(c.n_k, 16) / 16);
     scores = memory.take<A>(bq * ld);
+    const int64_t keys_held = few ? bk : keys_up;
     block64 = memory.take<A>(64 * larger(larger(larger(dk, dv), larger(rk, L)), up(larger(key_width, query_width), L)));
     if (c.head_dim) {
-      keys_turned = memory.take<Unit<F>>(keys_up * dk / step);
+      if (!few) keys_turned = memory.take<Unit<F>>(keys_up * dk / step);
       if (!in_place_query) query_copy = memory.take<F>(bq * dk);
-      if (!in_place_key) keys_copy = memory.take<F>(keys_up * dk);
+      if (!in_place_key) keys_copy = memory.take<F>(keys_held * dk);
     }
     if (c.rank) {
-      factors_turned = memory.take<A>(keys_up * rk), factors_copy = memory.take<A>(keys_up * rk), query_factors = memory.take<A>(bq * rk);
+      if (!few) factors_turned = memory.take<A>(keys_up * rk);
+      factors_copy = memory.take<A>(keys_held * rk), query_factors = memory.take<A>(bq * rk);
     }
-    if (!in_place_value) values_copy = memory.take<F>(keys_up * dv);
+    if (!in_place_value) values_copy = memory.take<F>(keys_held * dv);
     if (c.bias.data) bias = memory.take<A>(bias_ends.pitch());
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
-    key_vectors.reserve(memory, {c.key_table.first, c.key_table.length}, key_width, bq, most, true, backward, backward && c.d_key_table);
-    query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), backward, backward && c.d_query_table);
+    key_vectors.reserve(memory, {c.key_table.first, c.key_table.length}, key_width, bq, most, !few, true, backward, backward && c.d_key_table);
+    query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), !few, backward, backward && c.d_query_table);
     if (key_vectors.on() && (c.key_rank || halves)) key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
     const bool copies_keys = query_vectors.on() && (c.query_rank || halves);
-    if (copies_keys) query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
+    if (copies_keys) query_table_rows = memory.take<A>(keys_held * up(query_width, 16));
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
-    value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, backward, true, backward && c.d_value_table);
+    value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, !few, backward, true, backward && c.d_value_table);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
-      if constexpr (halves) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
+      if (halves && !few) values_packed = memory.take<Unit<F>>(keys_up / 2 * dv), narrow_rows = memory.take<F>(bq * bk);
       return;
     }
     values_turned = memory.take<Unit<F>>(keys_up * dv / step);
     gradients = memory.take<A>(bq * ld + 32);
-    if (gradients) gradients += 16;
+    if (gradients) {
+      gradients += 16;
+      for (int64_t i = 0; i <= bq; i++) zero(gradients - 16 + i * ld, 16);  // for diagonals
+    }
     if (c.softcap) tangents = memory.take<A>(bq * ld);
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     output_copy = memory.take<F>(bq * dv);
@@ -135,17 +143,18 @@ template <class F> struct Attention {
 
   // --- what a batch item, its head of keys, a head and a block of queries have in common
 
-  void enter_item(int64_t item) {
+  void enter_item(int64_t item, int64_t first_key, int64_t last_key) {
     b = item;
     if (c.listed) {
       line.queries = c.query_positions + b * c.query_positions_stride;
       line.keys = c.key_positions + b * c.key_positions_stride;
       find_runs(line.keys, c.n_k, runs), line.runs = runs;
     }
-    limits.enter(b);
+    limits.enter(b, first_key, last_key);
   }
 
   void enter_key_head(int64_t key_head) {
+    if (few) return;
     if (c.head_dim) {
       key = rows_of(c.key, key_head, 0, c.n_k, c.head_dim, dk, in_place_key, keys_copy);
       pack_transposed<F>(key.at, key.pitch, c.n_k, dk, keys_turned);
@@ -158,6 +167,19 @@ template <class F> struct Attention {
     }
     pack_transposed<F>(value.at, value.pitch, c.n_k, dv, values_turned);
     if constexpr (halves) if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
+  }
+
+  // Finds the keys and values of a tile of few queries, and what else has a row for each key, or copies them.
+  void enter_keys(const Tile& t) {
+    const int64_t key_head = h / group, depth = query_vectors.vectors.depth;
+    if (c.head_dim) key = rows_of(c.key, key_head, t.j, t.real, c.head_dim, dk, in_place_key, keys_copy);
+    value = rows_of(c.value, key_head, t.j, t.real, c.value_dim, dv, in_place_value, values_copy);
+    if (c.rank) read_rows(c.key_factors, b, h, t.j, t.real, c.rank, factors_copy, rk);
+    if constexpr (!halves) query_table_left = key;
+    if (!query_table_rows) return;
+    if (c.query_rank) read_rows(c.query_table_factors, b, h, t.j, t.real, query_width, query_table_rows, depth);
+    else read_rows(c.key, b, key_head, t.j, t.real, query_width, query_table_rows, depth);
+    query_table_left = {query_table_rows, depth};
   }
 
   // Prepares what the table of queries' vectors meets: keys, or factors of them.
@@ -180,14 +202,22 @@ template <class F> struct Attention {
   void enter_head(int64_t head) {
     h = head;
     if (c.bias.data) {
-      __builtin_memcpy(bias + 16, (const A*)c.bias.data + h * c.bias.stride, sizeof(A) * bias_ends.length);
+      int64_t from = 0;
+      if (few) {  // They may read little of a long table.
+        const int64_t keys = limits.last_key - limits.first_key;
+        int64_t least, most;
+        line.bounds({0, c.n_q, limits.first_key, keys, keys, false}, least, most);
+        const Ends all{c.bias.first, c.bias.length};
+        from = all.column(least), bias_ends = {all.first + from, all.column(most) + 1 - from};
+      }
+      __builtin_memcpy(bias + 16, (const A*)c.bias.data + h * c.bias.stride + from, sizeof(A) * bias_ends.length);
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
     }
     if (key_vectors.on()) key_vectors.enter((const A*)c.key_table.data + h * c.key_table.stride, key_width);
     if (query_vectors.on()) {
       query_vectors.vectors.enter((const A*)c.query_table.data + h * c.query_table.stride, query_width);
-      if (c.query_rank) enter_keys_of_table(c.query_table_factors, h);
+      if (c.query_rank && !few) enter_keys_of_table(c.query_table_factors, h);
     }
     if (c.levels) {
       zero(key_levels, c.levels * keys_up);
@@ -198,7 +228,7 @@ template <class F> struct Attention {
       if (d_key_levels) zero(d_key_levels, c.levels * keys_up);
     }
     if (value_vectors.on()) value_vectors.enter((const A*)c.value_table.data + h * c.value_table.stride, c.value_dim);
-    if (c.rank) {
+    if (c.rank && !few) {
       read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
       pack_transposed<A>(factors_copy, rk, c.n_k, rk, factors_turned);
       if (d_factors) zero(d_factors, keys_up * rk);
@@ -286,7 +316,8 @@ template <class F> struct Attention {
 
   // Fills the tile with products, and returns the factor that they still lack
   A multiply(const Tile& t) {
-    if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
+    if (c.head_dim && few) dots<F>(t.rows, t.real, dk, query, key, scores, ld, false);
+    else if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
     else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
     if (c.softcap) {
@@ -302,14 +333,17 @@ template <class F> struct Attention {
     if (c.rank) {
       if (factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       factor = 1;
-      product_of_panels<A>(t.rows, t.width, rk, query_factors, rk, factors_turned, rk, t.j, scores, ld, true);
+      if (few) dots<A>(t.rows, t.real, rk, {query_factors, rk}, {factors_copy, rk}, scores, ld, true);
+      else product_of_panels<A>(t.rows, t.width, rk, query_factors, rk, factors_turned, rk, t.j, scores, ld, true);
     }
     if (query_vectors.on()) {
       // Products with keys lack the same factor as those of queries and keys, unless these have it already.
       const bool both = !c.query_rank && !c.rank && !c.softcap;
       if (!both && factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       if (!both) factor = 1;
-      query_vectors.add(t, line, query_table_left, both || c.query_rank ? A(1) : (A)c.scale, scores, ld);
+      const A scale = both || c.query_rank ? A(1) : (A)c.scale;
+      few ? query_vectors.add_few(t, line, query_table_left, scale, scores, ld)
+          : query_vectors.add(t, line, query_table_left, scale, scores, ld);
     }
     return factor;
   }
@@ -408,64 +442,70 @@ template <class F> struct Attention {
     bool any = false;
     for (int64_t j = limits.from; limits.next(t, j, bk); any = true) attend_to(t, any);
     if (!any) zero(output, t.rows * dv);
-    put_outputs(t);
+    key_parts > 1 ? leave_part(t) : put_outputs(t);
   }
 
   // Adds a tile to the block's output; ``any`` says that others came before.
   void attend_to(const Tile& t, bool any) {
+    if (few) enter_keys(t);
     const Sides sides = enter_tile(t);
     const A factor = multiply(t);
     if (value_vectors.on()) value_vectors.clear(t.rows);
     // The scores of some rows at a time, so that no weight waits for the largest score.
-    constexpr int64_t few = 4;
-    Span spans[few];
-    A largest_of[few];
-    const bool wide = !halves || kept || value_vectors.on();
+    constexpr int64_t some = 4;
+    Span spans[some];
+    A largest_of[some];
+    const bool wide = !narrow_rows || kept || value_vectors.on();
     for (int64_t i = 0; i < t.rows; i++) {
-      for (int64_t r = i; i % few == 0 && r < smaller(i + few, t.rows); r++) {
+      for (int64_t r = i; i % some == 0 && r < smaller(i + some, t.rows); r++) {
         const auto keep = [s = scores + r * ld](int64_t j, Vec<A> x, Vec<A>& most) {
           store(s + j, x), most = larger_of(most, x);
         };
-        largest_of[r % few] = largest(finish(t, sides, r, factor, spans[r % few], set(tops[r]), keep));
+        largest_of[r % some] = largest(finish(t, sides, r, factor, spans[r % some], set(tops[r]), keep));
       }
-      const Span span = spans[i % few];
-      const A top = largest_of[i % few], most = top == minus_infinity ? A(0) : top;
+      const Span span = spans[i % some];
+      const A top = largest_of[i % some], most = top == minus_infinity ? A(0) : top;
       A* s = scores + i * ld;
-      F* narrow = halves ? narrow_rows + i * bk : nullptr;
+      F* narrow = narrow_rows ? narrow_rows + i * bk : nullptr;
       const A added =
           wide ? put_weights<true>(s, narrow, t.width, span, most) : put_weights<false>(s, narrow, t.width, span, most);
-      if (any && top != tops[i]) {
-        const A smaller_by = exp(set(tops[i] - top)).p[0][0];
-        totals[i] *= smaller_by;
-        times_row(output + i * dv, dv, smaller_by);
-      }
+      if (any) raise_top(i, top);
       tops[i] = top, totals[i] += added;
       if (kept) {
         draw_kept(t, i);
         for (int64_t j = 0; j < t.width; j += L) {
           const Vec<A> w = load(s + j) * load(kept + j);
           store(s + j, w);
-          if constexpr (halves) put(narrow + j, w);
+          if (narrow) put(narrow + j, w);
         }
       }
       if (value_vectors.on()) collect_row(t, i, s, value_vectors);
     }
-    if constexpr (halves) multiply_keys(t, dv, narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, any);
+    if (few) product<A>(t.rows, dv, t.real, scores, ld, value.at, value.pitch, output, dv, any);
+    else if constexpr (halves) multiply_keys(t, dv, narrow_rows, bk, values_packed + t.j / 2 * dv, dv, output, any);
     else multiply_keys(t, dv, scores, ld, value.at + t.j * value.pitch, value.pitch, output, any);
     if (value_vectors.on()) value_vectors.fold(t.rows), value_vectors.add_to(output, dv, t.rows, reach(t));
   }
 
-  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, and returns their sum. Without ``WIDE`` only
-  // ``narrow`` gets them.
+  // Makes a row's sums relative to a largest score of ``top``.
+  void raise_top(int64_t i, A top) {
+    if (top == tops[i]) return;
+    const A smaller_by = exp(set(tops[i] - top)).p[0][0];
+    tops[i] = top, totals[i] *= smaller_by;
+    times_row(output + i * dv, dv, smaller_by);
+  }
+
+  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, if there is one, and returns their sum. Without
+  // ``WIDE`` only ``narrow`` gets them.
   template <bool WIDE> static A put_weights(A* s, F* narrow, int64_t width, Span span, A top) {
     Vec<A> sum = set(A(0));
     const Vec<A> most = set(top);
     if constexpr (WIDE) clear_around(s, width, span);
-    if constexpr (halves) clear_around(narrow, width, span);
+    if (narrow) clear_around(narrow, width, span);
     for (int64_t j = span.begin; j < span.end; j += L) {
       const Vec<A> w = exp(load(s + j) - most);
       if constexpr (WIDE) store(s + j, w);
-      if constexpr (halves) put(narrow + j, w);
+      if (narrow) put(narrow + j, w);
       sum = sum + w;
     }
     return total(sum);
@@ -479,6 +519,36 @@ template <class F> struct Attention {
     A* row = vectors.sums + i * vectors.pitch;
     if (line.listed) collect_listed(d, t, t.i + i, line, vectors.part, row);
     else collect(d, t.width, vectors.part.origin(line.key(t.j) - line.query(t.i + i)), vectors.part, row);
+  }
+
+  // What a part of the keys leaves of query ``i``: its largest score, its sum and its output
+  A* part_of(int64_t part, int64_t i) const {
+    return parts + (((part * c.batch + b) * c.heads + h) * c.n_q + i) * part_width(c);
+  }
+  void leave_part(const Tile& t) {
+    for (int64_t i = 0; i < t.rows; i++) {
+      A* to = part_of(key_part, i);
+      to[0] = tops[i], to[1] = totals[i];
+      __builtin_memcpy(to + 2, output + i * dv, sizeof(A) * c.value_dim);
+    }
+  }
+  // Puts together the outputs that the parts of the keys have left.
+  void join_parts() {
+    for (b = 0; b < c.batch; b++)
+      for (h = 0; h < c.heads; h++) {
+        zero(output, c.n_q * dv);
+        for (int64_t i = 0; i < c.n_q; i++) {
+          tops[i] = minus_infinity, totals[i] = 0;
+          for (int64_t part = 0; part < key_parts; part++) {
+            const A* from = part_of(part, i);
+            raise_top(i, larger(from[0], tops[i]));
+            const A share = tops[i] == minus_infinity ? A(1) : exp(set(from[0] - tops[i])).p[0][0];
+            totals[i] += share * from[1];
+            for (int64_t e = 0; e < c.value_dim; e++) output[i * dv + e] += share * from[2 + e];
+          }
+        }
+        put_outputs({0, c.n_q, 0, 0, 0, false});
+      }
   }
 
   void put_outputs(const Tile& t) {
@@ -755,15 +825,14 @@ template <class F> struct Attention {
   }
 
   void run(int64_t task) {
+    key_part = task % key_parts, task /= key_parts;
     const int64_t row_part = task % c.row_parts, key_head = task / c.row_parts % c.key_heads, part = task / c.row_parts / c.key_heads;
     const int64_t first_block = blocks * row_part / c.row_parts, last_block = blocks * (row_part + 1) / c.row_parts;
-    const int64_t from = c.batch * part / c.batch_parts, to = c.batch * (part + 1) / c.batch_parts;
-#if WITH_TILES
-    if constexpr (halves) begin_tiles();
-#endif
-    if (backward) for (int64_t i = 0; i <= bq; i++) zero(gradients - 16 + i * ld, 16);  // for diagonals
+    const int64_t from = c.batch * part / c.batch_parts, to = c.batch * (part + 1) / c.batch_parts, panels = keys_up / 64;
+    const int64_t first_key = panels * key_part / key_parts * 64;
+    const int64_t last_key = smaller(c.n_k, panels * (key_part + 1) / key_parts * 64);
     for (int64_t item = from; item < to; item++) {
-      enter_item(item);
+      enter_item(item, first_key, last_key);
       enter_key_head(key_head);
       for (int64_t head = key_head * group; head < (key_head + 1) * group; head++) {
         enter_head(head);
@@ -776,32 +845,37 @@ template <class F> struct Attention {
       }
       if (backward) leave_key_head(key_head, row_part * c.batch + b);
     }
-#if WITH_TILES
-    if constexpr (halves) end_tiles();
-#endif
   }
 };
 
-template <class F> int run(const Call& c, int64_t task) {
+// Runs tasks from ``next`` on, which other threads take from as well; without ``next``, joins what they have left.
+template <class F> int run(const Call& c, int64_t* next, int64_t tasks, void* parts) {
   Scratch memory;
-  { Attention<F> counts(c, memory); }
+  { Attention<F> counts(c, parts, memory); }
   char* allocated = (char*)__builtin_malloc(memory.taken + 64);
   if (!allocated) return 1;
   if (c.poison) __builtin_memset(allocated, 255, memory.taken + 64);
   memory = {(char*)up((int64_t)allocated, 64), 0};
-  Attention<F> attention(c, memory);
-  attention.run(task);
+  Attention<F> attention(c, parts, memory);
+#if WITH_TILES
+  if constexpr (Attention<F>::halves) begin_tiles();
+#endif
+  if (next) for (int64_t task; (task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < tasks;) attention.run(task);
+  else attention.join_parts();
+#if WITH_TILES
+  if constexpr (Attention<F>::halves) end_tiles();
+#endif
   __builtin_free(allocated);
   return 0;
 }
 
 }  // namespace LEVEL
 
-int JOIN(level_, LEVEL)(const Call& c, int64_t task) {
+int JOIN(level_, LEVEL)(const Call& c, int64_t* next, int64_t tasks, void* parts) {
 #if WITH_HALVES
-  return LEVEL::run<LEVEL::bf16>(c, task);
+  return LEVEL::run<LEVEL::bf16>(c, next, tasks, parts);
 #else
-  return c.dtype == FLOAT64 ? LEVEL::run<double>(c, task) : LEVEL::run<float>(c, task);
+  return c.dtype == FLOAT64 ? LEVEL::run<double>(c, next, tasks, parts) : LEVEL::run<float>(c, next, tasks, parts);
 #endif
 }
 

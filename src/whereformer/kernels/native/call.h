@@ -73,4 +73,22 @@ struct Call {
   Tensor d_dense;
 };
 
+// Whether reading keys and values where they lie takes less time than packing them, as in decoding. The more queries share
+// them, the more a packed key saves; most where they are in a core's cache, and in bfloat16.
+inline bool has_few_queries(const Call& c) {
+  const int64_t bytes = c.dtype == FLOAT64 ? 8 : c.dtype == FLOAT32 ? 4 : 2;
+  const bool cached = c.batch * c.key_heads * c.n_k * (c.head_dim + c.value_dim) * bytes < 1 << 21;
+  return !c.backward && c.n_q * (c.heads / c.key_heads) <= (!cached ? 8 : bytes == 2 ? 2 : 4);
+}
+// The parts of the keys that few queries attend to one by one: enough for the cores of most processors, and so short that they
+// stay in a core's cache for all heads that share them. It does not depend on the number of threads, so neither do the sums.
+inline int64_t key_parts_of(const Call& c) {
+  constexpr int64_t keys = 1024, tasks = 8;  // the fewest keys of a part; _TASKS of __init__.py
+  if (!has_few_queries(c) || c.n_k < 2 * keys) return 1;
+  const int64_t most = c.n_k / keys, wanted = (tasks - 1) / (c.batch * c.key_heads) + 1;
+  return c.heads > c.key_heads || wanted > most ? most : wanted;
+}
+// The numbers that a part of the keys leaves of a query: its largest score, its sum and its output
+inline int64_t part_width(const Call& c) { return c.value_dim + 2; }
+
 }  // namespace whereformer

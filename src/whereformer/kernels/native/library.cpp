@@ -1,6 +1,8 @@
 // The functions that Python calls: what was compiled, and a call divided among threads.
 #include <atomic>
 #include <iterator>
+#include <memory>
+#include <new>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -12,11 +14,11 @@
 
 namespace whereformer {
 
-// Each set of instructions computes part ``task`` of a call and returns 0, or 1 if there is no memory.
-#define DECLARE(level) int level_##level(const Call&, int64_t task);
+// Each set of instructions computes tasks of a call, as attention.cpp's ``run``, and returns 0, or 1 if there is no memory.
+#define DECLARE(level) int level_##level(const Call&, int64_t* next, int64_t tasks, void* parts);
 LEVELS(DECLARE)
 #define ADDRESS(level) level_##level,
-static int (*const levels[])(const Call&, int64_t task) = {LEVELS(ADDRESS)};
+static int (*const levels[])(const Call&, int64_t* next, int64_t tasks, void* parts) = {LEVELS(ADDRESS)};
 
 }  // namespace whereformer
 
@@ -32,16 +34,24 @@ EXPORT const char* whereformer_levels() { return LEVELS(NAME); }
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {
   if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)std::size(levels)) return 2;
-  const int64_t tasks = call->batch_parts * call->key_heads * call->row_parts;
-  std::atomic<int64_t> next{0};
+  const int64_t key_parts = key_parts_of(*call), tasks = call->batch_parts * call->key_heads * call->row_parts * key_parts;
+  const auto level = levels[call->level];
+  std::unique_ptr<char[]> parts;
+  if (key_parts > 1) {
+    const int64_t numbers = key_parts * call->batch * call->heads * call->n_q * part_width(*call);
+    parts.reset(new (std::nothrow) char[sizeof(double) * numbers]);
+    if (!parts) return 1;
+  }
+  int64_t next = 0;
   std::atomic<int> failed{0};
-  auto work = [&] {
-    for (int64_t task; (task = next++) < tasks && !failed;)
-      if (int code = levels[call->level](*call, task)) failed = code;
+  const auto work = [&] {
+    if (int code = level(*call, &next, tasks, parts.get())) failed = code;
   };
   // Threads are started for each call: no pool can be left half alive by a fork, and starting one takes microseconds.
   constexpr double worth_it = 1 << 22;  // multiplications
-  const double size = (double)call->batch * call->heads * call->n_q * call->n_k * (call->head_dim + call->value_dim);
+  // Few queries wait for memory instead, as long as for some multiplications.
+  const int64_t queries = has_few_queries(*call) ? 8 : call->n_q;
+  const double size = (double)call->batch * call->heads * queries * call->n_k * (call->head_dim + call->value_dim);
   std::vector<std::thread> threads;
   try {
     if (size > worth_it)
@@ -51,5 +61,6 @@ EXPORT int whereformer_attention(const Call* call) {
   }
   work();
   for (std::thread& thread : threads) thread.join();
+  if (!failed && key_parts > 1) failed = level(*call, nullptr, 0, parts.get());
   return failed;
 }

@@ -16,7 +16,7 @@ template <class A> struct Limits {
   uint8_t *some = nullptr, *every = nullptr;
   int64_t *first_document = nullptr, *last_document = nullptr, *low = nullptr, *high = nullptr;
   // of the block of queries
-  int64_t from = 0, to = 0, block_low = 0, block_high = 0, block_first_document = 0, block_last_document = 0;
+  int64_t from = 0, to = 0, first_key = 0, last_key = 0, block_low = 0, block_high = 0, block_first_document = 0, block_last_document = 0;
 
   Limits(const Call& call, const Line& positions, Scratch& memory, int64_t tile_width) : c(call), line(positions) {
     limited = c.has_least || c.has_most;
@@ -33,10 +33,12 @@ template <class A> struct Limits {
     for (int64_t j = from + 1; j < to; j++) low = smaller(low, x[j]), high = larger(high, x[j]);
   }
 
-  void enter(int64_t b) {
+  // The keys from ``first``, a multiple of 64, up to ``last`` of an item
+  void enter(int64_t b, int64_t first, int64_t last) {
+    first_key = first, last_key = last;
     if (c.query_documents) query_documents = c.query_documents + b * c.n_q, key_documents = c.key_documents + b * c.n_k;
-    for (int64_t p = 0; p < panels; p++) {
-      const int64_t j = 64 * p, end = smaller(j + 64, c.n_k);
+    for (int64_t j = first; j < last; j += 64) {
+      const int64_t p = j / 64, end = smaller(j + 64, c.n_k);
       if (keys) {
         bool any = false, all = true;
         for (int64_t e = j; e < end; e++) {
@@ -59,8 +61,8 @@ template <class A> struct Limits {
   }
 
   void enter_block(int64_t i, int64_t rows) {
-    from = 0, to = c.n_k;
-    if (!c.listed) from = begin_of(i) / 16 * 16, to = end_of(i + rows - 1);
+    from = first_key, to = last_key;
+    if (!c.listed) from = larger(from, begin_of(i) / 16 * 16), to = smaller(to, end_of(i + rows - 1));
     if (query_documents) range(query_documents, i, i + rows, block_first_document, block_last_document);
     if (low) range(line.queries, i, i + rows, block_low, block_high);
   }

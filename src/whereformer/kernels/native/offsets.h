@@ -130,23 +130,29 @@ template <class A> struct Vectors {
   Ends whole, part;              // all offsets; those of the tile
   int64_t from = 0, depth = 0;   // the part's first column, a multiple of 16; the padded width of a vector
   int64_t pitch = 0;
+  const A* table = nullptr;      // the vectors one after another, ``depth`` numbers each
   A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr, *last = nullptr;
 
   bool on() const { return whole.length > 0; }
-  void reserve(Scratch& memory, Ends ends, int64_t width, int64_t rows, int64_t columns, bool multiplies, bool sums_up, bool learns) {
+  const A* vector(int64_t column) const { return table + column * depth; }
+  // ``packs``: whether enough rows meet the vectors to pack these
+  void reserve(Scratch& memory, Ends ends, int64_t width, int64_t rows, int64_t columns, bool packs, bool multiplies,
+               bool sums_up, bool learns) {
     whole = ends;
     depth = up(width, 16);
     if (!on()) return;
     const int64_t all = up(whole.length, 64);
     pitch = up(smaller(all, columns + 32), 16) + 32;
-    if (multiplies) transposed = memory.take<A>(all * depth), products = memory.take<A>(rows * pitch);
-    copy = memory.take<A>(all * depth);
+    if (multiplies && packs) transposed = memory.take<A>(all * depth);
+    if (multiplies) products = memory.take<A>(rows * pitch);
+    if (packs || width < depth) copy = memory.take<A>(all * depth);
     if (sums_up) sums = memory.take<A>(rows * pitch);
     if (learns) gradient = memory.take<A>(all * depth), last = memory.take<A>(depth);
   }
   void enter(const A* x, int64_t width) {
+    table = copy ? copy : x;
     if (width < depth) zero(copy, whole.length * depth);
-    for (int64_t t = 0; width && t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
+    for (int64_t t = 0; copy && width && t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
     if (gradient) zero(gradient, up(whole.length, 64) * depth), zero(last, depth);
   }
@@ -170,9 +176,11 @@ template <class A> struct Vectors {
   void multiply(Rows<A> x, int64_t rows, A scale, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
       A* to = products + i * pitch + 16 + column;
+      const Rows<A> left{x.at + i * x.pitch, x.pitch};
+      if (!transposed) return dots<A>(count, columns, depth, left, {vector(from + column), depth}, to, pitch, false);
       const bool alone = stands_alone(column + columns);
       product_of_panels<A>(count, up(columns - alone, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth, from + column, to, pitch, false);
-      if (alone) for (int64_t r = 0; r < count; r++) to[r * pitch + columns - 1] = dot(x.at + (i + r) * x.pitch, copy + (whole.length - 1) * depth, depth);
+      if (alone) for (int64_t r = 0; r < count; r++) to[r * pitch + columns - 1] = dot(x.at + (i + r) * x.pitch, vector(whole.length - 1), depth);
     });
     for (int64_t i = 0; i < rows; i++) {
       A* row = products + i * pitch;
@@ -191,7 +199,7 @@ template <class A> struct Vectors {
   // out (rows, depth) += sums . table
   void add_to(A* out, int64_t ld, int64_t rows, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
-      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, copy + (from + column) * depth, depth, out + i * ld, ld, true);
+      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, vector(from + column), depth, out + i * ld, ld, true);
     });
   }
   // gradient^T += x^T . sums, where ``turned`` is x^T
@@ -230,8 +238,8 @@ template <class A> struct Mirror {
 
   bool on() const { return vectors.on(); }
   // ``span``: the most offsets between a key and the queries of a block
-  void reserve(Scratch& memory, Ends ends, int64_t width, int64_t span, bool backward, bool learns) {
-    vectors.reserve(memory, ends, width, FEW, span + FEW, true, backward, learns);
+  void reserve(Scratch& memory, Ends ends, int64_t width, int64_t span, bool packs, bool backward, bool learns) {
+    vectors.reserve(memory, ends, width, FEW, span + FEW, packs, packs, backward, learns);
     if (on()) square = memory.take<A>(256), turned = memory.take<A>(256);
   }
 
@@ -263,7 +271,15 @@ template <class A> struct Mirror {
   }
   int64_t place_of(int64_t origin) const { return between<int64_t>(origin, 0, vectors.part.length + 16); }
 
-  // s_ij += scale <x_j, table[o]> for a tile
+  // s_ij += scale <x_j, table[o]> for a tile of few queries; ``x`` begins with the tile's first key.
+  void add_few(const Tile& t, const Line& line, Rows<A> x, A scale, A* scores, int64_t ld) const {
+    for (int64_t j = 0; j < t.real; j++)
+      for (int64_t i = 0; i < t.rows; i++) {
+        const int64_t offset = offset_between(line.query(t.i + i), line.key(t.j + j));
+        scores[i * ld + j] += scale * dot(x.at + j * x.pitch, vectors.vector(vectors.whole.column(offset)), vectors.depth);
+      }
+  }
+  // The same for many queries and all keys ``x``
   void add(const Tile& t, const Line& line, Rows<A> x, A scale, A* scores, int64_t ld) {
     by_few(t, line, [&](const Tile& few, int side, int64_t column) {
       vectors.multiply({x.at + few.j * x.pitch, x.pitch}, few.real, scale, reach(few, line));

@@ -19,10 +19,21 @@ struct Scratch {
 
 template <class T> INLINE void zero(T* x, int64_t count) { __builtin_memset((void*)x, 0, sizeof(T) * count); }
 
+// <x, y_0>, ..., where row after row of y lies ``pitch`` numbers on; ``width`` is a multiple of 16, or of 32 in bfloat16.
+template <int ROWS, class F> INLINE void dots_of(const F* x, const F* y, int64_t pitch, int64_t width, Sum<F>* found) {
+  typedef typename Units<F>::Right Right;
+  Part<Sum<F>> sums[ROWS] = {};
+  for (int64_t e = 0; e < width; e += sizeof(Right) / sizeof(F)) {
+    const Right left = load_part<Right>(x + e);
+    UNROLL for (int r = 0; r < ROWS; r++) sums[r] = times(sums[r], left, load_part<Right>(y + r * pitch + e));
+  }
+  if constexpr (ROWS == 4) totals_of(sums, found);
+  else UNROLL for (int r = 0; r < ROWS; r++) found[r] = total(sums[r]);
+}
 template <class F> INLINE Sum<F> dot(const F* x, const F* y, int64_t width) {
-  Vec<Sum<F>> sum = set(Sum<F>(0));
-  for (int64_t e = 0; e < width; e += L) sum = fma(load_wide(x + e), load_wide(y + e), sum);
-  return total(sum);
+  Sum<F> found;
+  dots_of<1>(x, y, 0, width, &found);
+  return found;
 }
 
 // Calls f with a pointer to numbers of the dtype.
@@ -50,6 +61,23 @@ template <class From> INLINE void copy_number(From x, double& to) { to = widen(x
 constexpr int64_t AHEAD = 16;
 template <bool WRITE, class T> INLINE void prefetch_row(const T* row, int64_t width) {
   for (int64_t e = 0; e < width; e += 64 / (int64_t)sizeof(T)) __builtin_prefetch(row + e, WRITE);
+}
+
+// s[i][j] (+)= <x_i, y_j>, where all rows lie as they are
+template <class F> void dots(int64_t m, int64_t n, int64_t width, Rows<F> x, Rows<F> y, Sum<F>* s, int64_t ld, bool add) {
+  constexpr int64_t some = 4;
+  Sum<F> found[some];
+  for (int64_t j = 0; j < n; j += some) {
+    const int64_t count = smaller(some, n - j);
+    const F* row = y.at + j * y.pitch;
+    for (int64_t r = j + AHEAD; r < smaller(j + AHEAD + some, n); r++) prefetch_row<false>(y.at + r * y.pitch, width);
+    for (int64_t i = 0; i < m; i++, s += ld) {
+      if (count == some) dots_of<some>(x.at + i * x.pitch, row, y.pitch, width, found);
+      else for (int64_t r = 0; r < count; r++) found[r] = dot(x.at + i * x.pitch, row + r * y.pitch, width);
+      for (int64_t r = 0; r < count; r++) s[j + r] = add ? s[j + r] + found[r] : found[r];
+    }
+    s -= m * ld;
+  }
 }
 
 // out[i][e] = x[b, h, from + i, e], with zeros from ``width`` to ``pitch``

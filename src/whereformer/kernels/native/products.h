@@ -21,20 +21,28 @@ template <> struct Units<bf16> { typedef uint32_t Unit; typedef float Sum; typed
 template <class F> using Unit = typename Units<F>::Unit;
 template <class F> using Sum = typename Units<F>::Sum;  // the dtype of scores
 
+INLINE Part<float> times(Part<float> c, Part<float> a, Part<float> b) { return b * a + c; }
 INLINE Part<float> times(Part<float> c, float a, Part<float> b) { return b * a + c; }
+INLINE Part<double> times(Part<double> c, Part<double> a, Part<double> b) { return b * a + c; }
 INLINE Part<double> times(Part<double> c, double a, Part<double> b) { return b * a + c; }
-INLINE Part<float> times(Part<float> c, uint32_t a, PairsPart b) {
+INLINE Part<float> times(Part<float> c, PairsPart a, PairsPart b) {
 #if defined(__AVX512BF16__)
-  return _mm512_dpbf16_ps(c, (__m512bh)_mm512_set1_epi32((int)a), (__m512bh)b);
+  return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 #else
-  const PairsPart x = PairsPart{} + a;
-  return (Part<float>)(b & 0xffff0000) * (Part<float>)(x & 0xffff0000) + ((Part<float>)(b << 16) * (Part<float>)(x << 16) + c);
+  return (Part<float>)(b & 0xffff0000) * (Part<float>)(a & 0xffff0000) + ((Part<float>)(b << 16) * (Part<float>)(a << 16) + c);
 #endif
 }
+INLINE Part<float> times(Part<float> c, uint32_t a, PairsPart b) { return times(c, PairsPart{} + a, b); }
+
+// The right factor of float32 may also have rows of bfloat16.
+INLINE Part<float> right_part(const float* at) { return load_part<Part<float>>(at); }
+INLINE Part<double> right_part(const double* at) { return load_part<Part<double>>(at); }
+INLINE PairsPart right_part(const uint32_t* at) { return load_part<PairsPart>(at); }
+INLINE Part<float> right_part(const bf16* at) { return widen_part(at); }
 
 // R rows and W parts of C stay in registers.
-template <class F, int R, int W>
-INLINE void block(const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
+template <class F, int R, int W, class B>
+INLINE void block(const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
   typedef Part<Sum<F>> P;
   typedef typename Units<F>::Right Right;
   constexpr int lanes = BYTES / sizeof(Sum<F>);
@@ -42,7 +50,7 @@ INLINE void block(const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, 
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] = P{};
   for (int64_t i = 0; i < k; i++) {
     Right right[W];
-    UNROLL for (int w = 0; w < W; w++) right[w] = load_part<Right>(b + i * ldb + w * lanes);
+    UNROLL for (int w = 0; w < W; w++) right[w] = right_part(b + i * ldb + w * lanes);
     UNROLL for (int r = 0; r < R; r++) {
       const Unit<F> left = a[r * lda + i];
       UNROLL for (int w = 0; w < W; w++) sums[r][w] = times(sums[r][w], left, right[w]);
@@ -58,14 +66,14 @@ template <class F> constexpr int HEIGHT = BYTES == 16 ? 2 : sizeof(Sum<F>) == 8 
 // The columns of C in registers at a time.
 template <class F> constexpr int64_t WIDTH = BYTES == 64 && sizeof(Sum<F>) == 4 ? 64 : L;
 
-template <class F, int R, int W>
-INLINE void up_to(int64_t m, const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
+template <class F, int R, int W, class B>
+INLINE void up_to(int64_t m, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
   if (m >= R) return block<F, R, W>(a, lda, b, ldb, c, ldc, k, add);
   if constexpr (R > 1) up_to<F, R - 1, W>(m, a, lda, b, ldb, c, ldc, k, add);
 }
 // Some rows and ``columns`` (a multiple of 16, at most WIDTH)
-template <class F>
-INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
+template <class F, class B>
+INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
   constexpr int R = HEIGHT<F>, one = Vec<Sum<F>>::N;
   if constexpr (WIDTH<F> == L) return up_to<F, R, one>(m, a, lda, b, ldb, c, ldc, k, add);
   else if (columns >= 64) return up_to<F, R, 4 * one>(m, a, lda, b, ldb, c, ldc, k, add);
@@ -79,8 +87,8 @@ INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, con
 constexpr int64_t SPAN = BYTES == 64 ? 256 : 64;
 
 // ``lda`` and ``k`` are in numbers of F, ``ldb`` in units, ``ldc`` in sums. Left factors of bfloat16 are even in both.
-template <class F>
-void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
+template <class F, class B>
+void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
   constexpr int64_t step = Units<F>::step, R = HEIGHT<F>, W = WIDTH<F>;
   const Unit<F>* a = (const Unit<F>*)left;
   lda /= step;
@@ -170,8 +178,8 @@ inline void in_tiles(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda
 }
 #endif
 
-template <class F>
-INLINE void product(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const Unit<F>* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
+template <class F, class B>
+INLINE void product(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
 #if WITH_TILES
   if constexpr (Units<F>::step == 2) return in_tiles(m, n, k, a, lda, b, ldb, c, ldc, add);
 #endif

@@ -134,15 +134,36 @@ template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
   return y;
 }
 
-template <class E> INLINE E total(Vec<E> x) {
-  Part<E> y = x.p[0];
-  UNROLL for (int i = 1; i < Vec<E>::N; i++) y += x.p[i];
+INLINE float total(Part<float> x) {
 #if defined(__AVX512F__)
-  if constexpr (sizeof(E) == 4) return _mm512_reduce_add_ps(y);
+  return _mm512_reduce_add_ps(x);
+#else
+  // Halves first, so that few additions wait for others.
+  UNROLL for (int half = BYTES / 8; half > 0; half /= 2) UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
+  return x[0];
 #endif
-  E sum = 0;
-  UNROLL for (unsigned i = 0; i < BYTES / sizeof(E); i++) sum += y[i];
-  return sum;
+}
+INLINE double total(Part<double> x) {
+  UNROLL for (int half = BYTES / 16; half > 0; half /= 2) UNROLL for (int i = 0; i < half; i++) x[i] += x[i + half];
+  return x[0];
+}
+// The totals of four at once
+template <class P, class E> INLINE void totals_of(const P* x, E* found) {
+  UNROLL for (int i = 0; i < 4; i++) found[i] = total(x[i]);
+}
+#if defined(__AVX512F__)
+INLINE void totals_of(const Part<float>* x, float* found) {
+  // Each fourth of ``all`` gets one sum of each of the four.
+  const __m512 low = _mm512_unpacklo_ps(x[0], x[1]) + _mm512_unpackhi_ps(x[0], x[1]);
+  const __m512 high = _mm512_unpacklo_ps(x[2], x[3]) + _mm512_unpackhi_ps(x[2], x[3]);
+  const __m512 all = _mm512_shuffle_ps(low, high, 0x44) + _mm512_shuffle_ps(low, high, 0xee);
+  const __m256 half = _mm512_castps512_ps256(all) + _mm512_extractf32x8_ps(all, 1);
+  _mm_storeu_ps(found, _mm256_castps256_ps128(half) + _mm256_extractf128_ps(half, 1));
+}
+#endif
+template <class E> INLINE E total(Vec<E> x) {
+  UNROLL for (int i = 1; i < Vec<E>::N; i++) x.p[0] += x.p[i];
+  return total(x.p[0]);
 }
 template <class E> INLINE E largest(Vec<E> x) {
   Part<E> y = x.p[0];
@@ -188,12 +209,9 @@ INLINE void narrow(float x, bf16& y) {
   y.bits = (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
-template <class E> INLINE Vec<E> load_wide(const E* at) { return load(at); }
-INLINE Vec<float> load_wide(const bf16* at) {
+INLINE Part<float> widen_part(const bf16* at) {
   typedef uint16_t Bits __attribute__((vector_size(BYTES / 2)));
-  Vec<float> x;
-  EACH(float) x.p[i_] = (Part<float>)(__builtin_convertvector(load_part<Bits>(at + i_ * (BYTES / 4)), IntPart<float>) << 16);
-  return x;
+  return (Part<float>)(__builtin_convertvector(load_part<Bits>(at), IntPart<float>) << 16);
 }
 
 // Two vectors, rounded to bfloat16: (a0, b0, a1, b1, ...) in ``pairs``.
