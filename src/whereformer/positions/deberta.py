@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
 from .base import ModelShape, PositionMethod, check_min, float_dtype, offset_span
 from .site import Site
-from .tables import Sources
+from .tables import Layers, Sources, split_layers
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
@@ -34,13 +33,13 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 
 
 class Rows(NamedTuple):
-    """What all layers share. Parts of parameters are taken once: the gradient of a part has the size of the whole.
+    """What all layers share.
 
     Args:
         first, last: the first offset and the last one.
         rows: the rows of the table that occur, (rows, hidden_size): one for each offset, or ``offsets`` tells.
         offsets: the row of each offset; None if no two offsets have the same.
-        key_weights, query_weights, query_biases: of each distinct layer.
+        key_weights, query_weights, query_biases: the parameters of each distinct layer.
         sources: all parameters.
     """
 
@@ -48,9 +47,9 @@ class Rows(NamedTuple):
     last: int
     rows: Tensor
     offsets: Tensor | None
-    key_weights: Sequence[Tensor] | None
-    query_weights: Sequence[Tensor] | None
-    query_biases: Sequence[Tensor] | None
+    key_weights: Layers | None
+    query_weights: Layers | None
+    query_biases: Layers | None
     sources: Sources
 
 
@@ -134,14 +133,14 @@ class Deberta(PositionMethod):
         first, last = span
         of_offsets = self.rows[first + self.max_distance : last + self.max_distance + 1]
         low, high = of_offsets[-1], of_offsets[0]
+        parameters = self.key_weight, self.query_weight, self.query_bias
+        key_weights, query_weights, query_biases = (None if each is None else split_layers(each) for each in parameters)
+        sources = Sources(self, self.table, *(each for each in parameters if each is not None))
         # From the right to the left, as offsets go from the left to the right.
-        rows, offsets = self.table[low : high + 1].flip(0), None
+        rows, offsets = sources.remembered("rows", span, lambda: self.table[low : high + 1].flip(0)), None
         if len(rows) < len(of_offsets):
             index = partial(torch.tensor, [high - row for row in of_offsets], device=self.table.device)
             offsets = Sources(self, self._like).remembered("offsets", span, index)
-        parameters = self.key_weight, self.query_weight, self.query_bias
-        key_weights, query_weights, query_biases = (None if each is None else each.unbind() for each in parameters)
-        sources = Sources(self, self.table, *(each for each in parameters if each is not None))
         return Rows(first, last, rows, offsets, key_weights, query_weights, query_biases, sources)
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:

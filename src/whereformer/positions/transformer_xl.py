@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from ..kernels.terms import (
 )
 from .base import ModelShape, PositionMethod, check_choice, float_dtype
 from .site import Site
-from .tables import Sources
+from .tables import Layers, Sources, split_layers
 
 FORMS = ("shifted", "factorized")
 
@@ -31,14 +30,12 @@ FORMS = ("shifted", "factorized")
 class Window(NamedTuple):
     """What all layers share between affine sequences.
 
-    Parts of parameters are taken once: the gradient of a part has the size of the whole.
-
     Args:
         first, step: the offsets are ``first``, ``first + step``, ...
         waves: their sinusoids, (T, hidden_size).
         query_is_cls, key_is_cls: 1 for [CLS], else 0, (1, 1, n, 1).
-        kernels: of each distinct layer.
-        position_biases: of each distinct layer, (heads, 1, head_dim).
+        kernels: the kernel of each distinct layer.
+        content_biases, position_biases: the biases of each distinct layer, (heads, 1, head_dim).
         sources: all parameters; None if dropout draws new waves.
     """
 
@@ -47,8 +44,9 @@ class Window(NamedTuple):
     waves: Tensor
     query_is_cls: Tensor
     key_is_cls: Tensor
-    kernels: Sequence[Tensor]
-    position_biases: Sequence[Tensor]
+    kernels: Layers
+    content_biases: Layers
+    position_biases: Layers
     sources: Sources | None
 
 
@@ -129,9 +127,12 @@ class TransformerXL(PositionMethod):
         sources = None
         if not (self.training and self.dropout.p):
             sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
-        biases = self.position_bias.unsqueeze(2).unbind()
-        kernels, waves = self.kernel.unbind(), self.dropout(waves)
-        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, biases, sources)
+        waves = self.dropout(waves) if self.training else waves
+        kernels, content, position = (
+            split_layers(parameter)
+            for parameter in (self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2))
+        )
+        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, content, position, sources)
 
     def _shared(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
         """Return the fields of a :class:`Window` that do not depend on parameters."""
@@ -147,7 +148,11 @@ class TransformerXL(PositionMethod):
         return first, step, waves, query_is_cls, key_is_cls
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, site.layer, query), key, value
+        if site.shared is None:
+            bias = self._bias(self.content_bias, site.layer, query)
+        else:
+            bias = site.shared.content_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
+        return query + bias, key, value
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
         window = self.get_shared(site)
@@ -194,7 +199,7 @@ class TransformerXL(PositionMethod):
         vectors = vectors.to(float_dtype(vectors))
         bias = window.position_biases[layer].to(vectors.dtype)
         # The query has u added already.
-        more = bias - self._bias(self.content_bias, site.layer, bias)
+        more = bias - window.content_biases[layer].to(vectors.dtype)
         numbers = torch.linalg.vecdot(vectors, more) * scale
         query_is_cls, key_is_cls = (
             each.expand(-1, self.model.num_heads, -1, -1).to(dtype) for each in (window.query_is_cls, window.key_is_cls)
