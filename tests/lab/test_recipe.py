@@ -522,7 +522,9 @@ def children_of(pid):
 def test_ctrl_c_counts_while_processes_begin(tmp_path):
     """They import for seconds, in which they heed no signal."""
     words = [sys.executable, "-m", "whereformer", "run", TOY, "--out", str(tmp_path), "--jobs", "2", "--fails", "wait"]
-    command = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "start_new_session": True}
+    # A shell that starts the tests in the background lets them ignore Ctrl-C.
+    command = subprocess.Popen(words, **options, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     until = time.time() + 120
     while len(children_of(command.pid)) < 3 and time.time() < until:  # two, and one that keeps count of what they share
         time.sleep(0.01)
