@@ -148,7 +148,8 @@ class Command:
             return child
         code = 1
         try:
-            os.environ.update(environment)
+            # Processes that this one starts warn of what it leaves behind when it ends below without cleaning up.
+            os.environ.update(environment, PYTHONWARNINGS="ignore")
             log = os.open(self.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)
@@ -270,15 +271,8 @@ def prepare(name: str, folder: Path) -> Command:
         text.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         other.write_text("".join(f"{' '.join(reversed(line.split()))}\n" for line in lines), encoding="utf-8")
         options = ["--vocab-size=320", *SIZES, "--intermediate-size=32", "--encoder-layers=1", "--decoder-layers=1"]
-        options += [
-            "--batch-tokens=256",
-            "--max-length=60",
-            "--steps=24",
-            "--every=4",
-            "--warmup=2",
-            "--average=3",
-            "--report-to=none",
-        ]
+        options += ["--batch-tokens=256", "--max-length=60", "--steps=24", "--every=4", "--warmup=2", "--average=3"]
+        options += ["--report-to=none"]
         return Command(name, ["translate", "train", "--data", str(text), str(other), *options], own)
     rows = [json.dumps({"text": line, "label": number % 2}) for number, line in enumerate(lines[:40])]
     (own / "rows.jsonl").write_text("\n".join(rows), encoding="utf-8")
@@ -320,7 +314,7 @@ def bits(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {
         str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()
     }
-    return {**found, "results.json": without_times(results_of(out))}
+    return {**found, "records.jsonl": without_times(results_of(out))}
 
 
 def without_times(value: Any) -> Any:
@@ -331,12 +325,10 @@ def without_times(value: Any) -> Any:
 
 
 def results_of(out: Path) -> Any:
-    """Return the values of a run's records by their names, or what is in its results.json; None if that is broken."""
+    """Return the values of a run's records by their names; None if there are none, or they are broken."""
     try:
-        if (out / "records.jsonl").exists():
-            return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
-        return json.loads((out / "results.json").read_bytes())
-    except (OSError, ValueError, InputError):
+        return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
+    except (OSError, InputError):
         return None
 
 
@@ -345,17 +337,9 @@ def work(out: Path) -> int:
     results = results_of(out)
     if results is None:
         return 0
-    if "step" in results:
-        return int(results["step"])
-    if "runs" in results:
-        return sum(count_runs(each) for each in results["runs"].values())
-    steps = [int(path.name.rpartition("-")[2]) for path in (out / "checkpoints").glob("checkpoint-*")]
+    # One that is being written has another ending.
+    steps = [int(path.name[11:]) for path in (out / "checkpoints").glob("checkpoint-*") if path.name[11:].isdecimal()]
     return max(steps, default=sum(len(json.loads(name)) > 1 for name in results))
-
-
-def count_runs(found: dict[str, Any]) -> int:
-    """Count the runs in a table of runs by variant and seed, or only by seed."""
-    return sum(count_runs(each) if name and not name.isdecimal() else 1 for name, each in found.items())
 
 
 def taken_up(output: str, command: Command) -> int:
@@ -364,7 +348,7 @@ def taken_up(output: str, command: Command) -> int:
         return int(match[1].replace(",", ""))
     if match := re.search(r"(\d+) of (\d+) runs are already done", output):
         return work(command.out) if match[1] == match[2] else int(match[1])
-    return work(command.out) if "already finished" in output else 0
+    return 0
 
 
 def kill(command: Command, whole: dict[str, Any], moments: tuple[float, float], chance: random.Random) -> Outcome:
@@ -451,8 +435,7 @@ def damage(command: Command, whole: dict[str, Any], chance: random.Random) -> Ou
     if code == 2 and len(error_lines(output)) == 1:
         # As the line says: what it names is moved away.
         how = "refused, then moved away"
-        for name in ("results.json", "records.jsonl"):
-            (command.out / name).unlink(missing_ok=True)
+        (command.out / "records.jsonl").unlink(missing_ok=True)
         code, output = command.finish()
     equal = code == 0 and bits(command.out) == whole
     what = f"{kind} {file.relative_to(command.out)}{' of a run without its model' if unfinished else ''}"

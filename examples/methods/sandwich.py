@@ -24,8 +24,8 @@ class Sandwich(OffsetFunction):
     right look alike.
 
     Args:
-        width: features of the sinusoids, even.
-    Extrapolation: any length and any real offset; this is what the method was made for.
+        width: the number of features of the sinusoids, even.
+    Extrapolation: any length and any real offset; the method was made for this.
     Source: Chi et al. (2022), arXiv 2212.10356, Section 6.
     """
 
@@ -44,12 +44,12 @@ class Sandwich(OffsetFunction):
         # MPS has no float64, and float32 angles drift.
         exact = offsets.to("cpu" if device.type == "mps" else device).to(torch.float64)
         sum_of_waves = torch.zeros_like(exact)
-        for pair in range(self.width // 2):  # one at a time, since explicit positions have an offset for every pair
+        for pair in range(self.width // 2):  # one at a time: explicit positions have an offset for each pair of tokens
             sum_of_waves = sum_of_waves + (exact * 10_000.0 ** (-2 * pair / self.width)).cos()
         heads = self.model.num_heads
         ratios = torch.arange(1, heads + 1, dtype=torch.float64, device=exact.device) * 8 / heads
-        found = sum_of_waves / ratios.view(-1, *[1] * exact.dim())
-        return found.to(device, torch.promote_types(offsets.dtype, float_dtype(self._like)))
+        curve = sum_of_waves / ratios.view(-1, *[1] * exact.dim())
+        return curve.to(device, torch.promote_types(offsets.dtype, float_dtype(self._like)))
 
 
 register("sandwich", Sandwich)

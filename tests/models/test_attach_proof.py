@@ -31,7 +31,6 @@ SEQ2SEQ = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
 }
-TOWER = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def make_bigbird():

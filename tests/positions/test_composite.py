@@ -64,8 +64,8 @@ def test_every_layer_is_that_of_its_method_alone():
         [(tisa, 0), (rope, 0), (tisa, 1), (shaw, 0), (tisa, 2), (rope, 1), (tisa, 3), (shaw, 1)]
     ):
         assert position.components(layer) == (part,)
-        found, expected = attend(position, words, layer=layer), attend(part, words, layer=own)
-        assert torch.equal(found, expected)
+        actual, expected = attend(position, words, layer=layer), attend(part, words, layer=own)
+        assert torch.equal(actual, expected)
 
 
 def test_a_shared_layer_is_counted_among_the_passes_of_its_method():
@@ -85,8 +85,8 @@ def test_one_pattern_of_one_method_is_that_method():
 def test_a_method_of_the_embeddings_is_below_all_layers():
     position = build("learned+tisa/learned/rope+learned/learned", 4)
     assert [type(part).__name__ for part in position.components()] == ["Learned", "Tisa", "Rope"]
-    words, at = embeddings(5), Positions(0, 1, 5)
-    assert torch.equal(position.embed(words, at), position.parts[0].embed(words, at))
+    words, positions = embeddings(5), Positions(0, 1, 5)
+    assert torch.equal(position.embed(words, positions), position.parts[0].embed(words, positions))
     with pytest.raises(
         ValueError, match=r"^position: learned acts on the embeddings, so it must appear in every layer"
     ):
@@ -170,9 +170,9 @@ def test_an_encoder_has_the_pattern():
     mixed, alone = encoder("tisa/none"), encoder("none")
     alone.load_state_dict(mixed.state_dict(), strict=False)
     hidden = mixed(ids, output_hidden_states=True).hidden_states
-    at = Positions(0, 1, 9)
-    assert not mixed.position.terms(hidden[1], Site(at, at, 1))
-    assert mixed.position.terms(hidden[1], Site(at, at, 2))
+    positions = Positions(0, 1, 9)
+    assert not mixed.position.terms(hidden[1], Site(positions, positions, 1))
+    assert mixed.position.terms(hidden[1], Site(positions, positions, 2))
     randomize_parameters(mixed.position)
     assert (mixed(ids)[0] - alone(ids)[0]).abs().max() > 1e-3
     mixed.position.parts[0].amplitude.data.zero_()
@@ -201,9 +201,9 @@ def test_saved_and_loaded(tmp_path):
 def test_which_layers_use_position():
     assert layers_with_position(encoder("rope/none/none/tisa").position) == [0, 3]
     assert layers_with_position(encoder("learned+rope/learned").position) == [0, 2]
-    assert [found.layer for found in position_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
+    assert [actual.layer for actual in position_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
     assert not list(position_scores(encoder("none"), 5))
-    assert [found.layer for found in position_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
+    assert [actual.layer for actual in position_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
 
 
 def outputs(model, ids, mask):

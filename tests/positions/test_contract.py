@@ -65,10 +65,10 @@ LIMITED = {*FIXED_LENGTH, "floater"}
 def test_positions_out_of_range_are_named(method):
     position, words, (name,) = make(method), embeddings(3), parts_of(method) & LIMITED
     for start, wrong in ((MAX_LENGTH - 3, None), (MAX_LENGTH - 2, MAX_LENGTH), (-2, -2)):
-        at = Positions(start, 1, 3)
-        for places in (at, at.values(), at.values().expand(2, -1)):
+        positions = Positions(start, 1, 3)
+        for places in (positions, positions.values(), positions.values().expand(2, -1)):
             # Floater integrates further, but not backwards and not to explicit positions.
-            if wrong is None or (name == "floater" and wrong > 0 and places is at):
+            if wrong is None or (name == "floater" and wrong > 0 and places is positions):
                 assert attend(position, words, places, places).isfinite().all()
                 continue
             message = rf"^{name} covers positions 0 to .* \(.*\), got position {wrong}; raise "
@@ -122,9 +122,9 @@ def hooks(position, at, hidden, heads):
 
 
 def test_fire_in_half_precision_does_not_round_its_threshold():
-    position, at = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
-    [term] = position.terms(torch.zeros(1, 9, WIDTH), Site(at, at))
-    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Site(at, at))
+    position, positions = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
+    [term] = position.terms(torch.zeros(1, 9, WIDTH), Site(positions, positions))
+    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Site(positions, positions))
     torch.testing.assert_close(term.scores.double(), exact.scores, rtol=1e-6, atol=1e-6)
 
 
@@ -141,11 +141,11 @@ PROJECT = {"transformer_xl", "deberta", "tupe", "inkling"}
 
 @each_method
 def test_autocast_does_not_round_positions(method):
-    position, at = make(method, dtype=torch.float32), Positions(0, 1, 9)
+    position, positions = make(method, dtype=torch.float32), Positions(0, 1, 9)
     hidden, heads = torch.randn(1, 9, WIDTH), torch.randn(3, 1, HEADS, 9, WIDTH // HEADS)
-    expected = hooks(position, at, hidden, heads)
+    expected = hooks(position, positions, hidden, heads)
     with torch.autocast("cpu", torch.bfloat16):
-        under_autocast = hooks(position, at, hidden, heads)
+        under_autocast = hooks(position, positions, hidden, heads)
         out = attend(position, hidden)
     for ours, exact in zip(under_autocast, expected, strict=True):
         if parts_of(method) & PROJECT or "dense" in method:
@@ -211,9 +211,9 @@ def test_the_floater_operators_are_well_formed(length):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_the_curve_of_fire_is_what_it_adds_up_to_its_threshold(causal):
-    position, at = build("fire", initial_threshold=1e4, causal=causal), Positions(4, 1, 9)
-    (term,) = position.terms(embeddings(9), Site(at, at, 2))
-    assert_close(term.scores[0], position.curve(at.values() - at.values().unsqueeze(-1), layer=2))
+    position, positions = build("fire", initial_threshold=1e4, causal=causal), Positions(4, 1, 9)
+    (term,) = position.terms(embeddings(9), Site(positions, positions, 2))
+    assert_close(term.scores[0], position.curve(positions.values() - positions.values().unsqueeze(-1), layer=2))
 
 
 def test_curve_of_a_composition_is_the_sum_of_its_parts():

@@ -69,21 +69,21 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
     query, key, value = (
         split(project(hidden)) for project in (original.query_proj, original.key_proj, original.value_proj)
     )
-    at = Positions(0, 1, n)
-    site = position.with_shared(Site(at, at, layer))
+    positions = Positions(0, 1, n)
+    site = position.with_shared(Site(positions, positions, layer))
     terms = position.terms(hidden, site) + position.content_terms(query, key, site)
     call = *position.transform_qkv(query, key, value, site), terms
-    found = attention(*call, backend="reference").transpose(1, 2).flatten(2)
+    actual = attention(*call, backend="reference").transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention_weights(*call), weights, rtol=1e-11, atol=1e-11)
-    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-11)
-    direction = torch.randn_like(found)
+    torch.testing.assert_close(actual, expected, rtol=1e-11, atol=1e-11)
+    direction = torch.randn_like(actual)
     ours, names = [position.table], []
     if "c2p" in kinds:
         ours, names = [*ours, position.key_weight], [*names, original.pos_key_proj.weight]
     if "p2c" in kinds:
         ours = [*ours, position.query_weight, position.query_bias]
         names = [*names, original.pos_query_proj.weight, original.pos_query_proj.bias]
-    gradients = torch.autograd.grad((found * direction).sum(), [*ours, original.key_proj.weight], retain_graph=True)
+    gradients = torch.autograd.grad((actual * direction).sum(), [*ours, original.key_proj.weight], retain_graph=True)
     wanted = torch.autograd.grad((expected * direction).sum(), [table, *names, original.key_proj.weight])
     for mine, other in zip(gradients, wanted, strict=True):
         mine = mine[layer] if mine.dim() == other.dim() + 1 else mine
@@ -96,8 +96,8 @@ def test_rows_are_those_of_deberta_v2(buckets, distance):
     offsets = torch.arange(-3 * distance, 3 * distance + 1)
     relative = -offsets if buckets is None else theirs.make_log_bucket_position(-offsets, buckets, distance).long()
     expected = (relative + span).clamp(0, 2 * span - 1)
-    found = [table_row(max(-distance, min(distance, offset)), buckets, distance) for offset in offsets.tolist()]
-    assert found == expected.tolist()
+    actual = [table_row(max(-distance, min(distance, offset)), buckets, distance) for offset in offsets.tolist()]
+    assert actual == expected.tolist()
 
 
 def test_the_formula_with_queries_and_keys_anywhere():
@@ -109,7 +109,7 @@ def test_the_formula_with_queries_and_keys_anywhere():
     terms = position.terms(torch.zeros(0), site) + position.content_terms(query, key, site)
     value = torch.randn(2, HEADS, 4, 8).double()
     call = *position.transform_qkv(query, key, value, site), terms
-    found = attention_weights(*call, query_positions=queries, key_positions=keys)
+    actual = attention_weights(*call, query_positions=queries, key_positions=keys)
     query_rows = position.table @ position.query_weight[1].T + position.query_bias[1]
     key_rows, query_rows = (
         rows.unflatten(-1, (HEADS, -1)) for rows in (position.table @ position.key_weight[1].T, query_rows)
@@ -119,7 +119,7 @@ def test_the_formula_with_queries_and_keys_anywhere():
         row = table_row(max(-9, min(9, int(keys[j] - queries[b, i]))), 8, 9)
         q, k = query[b, h, i], key[b, h, j]
         scores[b, h, i, j] = (q @ k + q @ key_rows[row, h] + k @ query_rows[row, h]) / (3 * 8) ** 0.5
-    torch.testing.assert_close(found, scores.softmax(-1), rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(actual, scores.softmax(-1), rtol=1e-11, atol=1e-11)
 
 
 def test_only_the_rows_that_occur_are_projected():
@@ -131,6 +131,9 @@ def test_only_the_rows_that_occur_are_projected():
 
 def test_no_term_has_a_number_for_each_pair():
     position = build_position("deberta", hidden_size=16, num_heads=2)
-    at = Positions(0, 1, 5)
-    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Site(at, at))] == [OffsetKeys, OffsetQueries]
+    positions = Positions(0, 1, 5)
+    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Site(positions, positions))] == [
+        OffsetKeys,
+        OffsetQueries,
+    ]
     assert not position.reads_keys

@@ -36,10 +36,10 @@ def is_shift_invariant(position, run=attend, layers=LAYERS, starts=(-3, 1, 5, 40
     def check(layer):
         expected = run(position, words, FIRST, FIRST, layer=layer)
         for start, explicit in itertools.product(starts, (False, True)):
-            at = Positions(start, 1, 9)
-            at = at.values() if explicit else at
+            positions = Positions(start, 1, 9)
+            positions = positions.values() if explicit else positions
             try:
-                if not are_close(run(position, words, at, at, layer=layer), expected):
+                if not are_close(run(position, words, positions, positions, layer=layer), expected):
                     return False
             except PositionRangeError:
                 pass

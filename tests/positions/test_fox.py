@@ -20,11 +20,11 @@ def build(**options):
 def forgotten(logs):
     """The sum of the tokens' logarithms (n,) between each query and key, one loop after the other: (n, n)."""
     n = len(logs)
-    found = torch.zeros(n, n, dtype=logs.dtype)
+    actual = torch.zeros(n, n, dtype=logs.dtype)
     for i in range(n):
         for j in range(n):
-            found[i, j] = logs[min(i, j) + 1 : max(i, j) + 1].sum()
-    return found
+            actual[i, j] = logs[min(i, j) + 1 : max(i, j) + 1].sum()
+    return actual
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -43,12 +43,12 @@ def test_attention_is_that_of_the_forgetting_transformer(n, causal):
     scores = query @ key.mT / HEAD_DIM**0.5 + bias
     if causal:
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-    at = Positions(0, 1, n)
-    site = Site(at, at, LAYER)
+    positions = Positions(0, 1, n)
+    site = Site(positions, positions, LAYER)
     terms = position.content_terms(query, key, site)
     assert [type(term) for term in terms] == [DistanceDecay]
-    found = attention(*position.transform_qkv(query, key, value, site), terms, causal=causal)
-    torch.testing.assert_close(found, scores.softmax(-1) @ value, rtol=1e-9, atol=1e-9)
+    actual = attention(*position.transform_qkv(query, key, value, site), terms, causal=causal)
+    torch.testing.assert_close(actual, scores.softmax(-1) @ value, rtol=1e-9, atol=1e-9)
 
 
 def levels(position, key, site):
@@ -78,8 +78,8 @@ def test_levels_with_queries_and_keys_anywhere(documents):
         between = (keys[b] > low) & (keys[b] <= high) & mask[b]
         if documents:
             between &= ids[1][b] == ids[0][b, i]
-        found = (of_queries[b, :, i] - of_keys[b, :, j]).abs()
-        torch.testing.assert_close(found, -logs[b, between].sum(0), rtol=1e-10, atol=1e-10)
+        actual = (of_queries[b, :, i] - of_keys[b, :, j]).abs()
+        torch.testing.assert_close(actual, -logs[b, between].sum(0), rtol=1e-10, atol=1e-10)
 
 
 def test_sums_begin_in_each_document():
@@ -87,22 +87,22 @@ def test_sums_begin_in_each_document():
     position = build().float()
     lengths = (1500, 2, 1, 1700, 893)
     key = torch.randn(1, HEADS, sum(lengths), HEAD_DIM)
-    at = torch.cat([torch.arange(length) for length in lengths])
+    positions = torch.cat([torch.arange(length) for length in lengths])
     ids = torch.repeat_interleave(torch.tensor([3, 1, 7, 4, 2]), torch.tensor(lengths))[None]
-    packed = levels(position, key, Site(at, at, LAYER, query_documents=ids, key_documents=ids))
+    packed = levels(position, key, Site(positions, positions, LAYER, query_documents=ids, key_documents=ids))
     position = position.double()
     for own, of_queries, of_keys in zip(*(each.split(lengths, -1) for each in (ids, *packed)), strict=True):
         alone = Positions(0, 1, own.shape[-1])
         exact = levels(position, key[:, :, ids[0] == own[0, 0]].double(), Site(alone, alone, LAYER))
-        for found, expected in zip((of_queries, of_keys), exact, strict=True):
-            torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-5)
+        for actual, expected in zip((of_queries, of_keys), exact, strict=True):
+            torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-5)
 
 
 def test_long_rows_in_half_precision():
     position = build().bfloat16()
     key = torch.randn(1, HEADS, 3000, HEAD_DIM).bfloat16()
-    at = Positions(0, 1, 3000)
-    of_queries, of_keys = levels(position, key, Site(at, at, LAYER))
+    positions = Positions(0, 1, 3000)
+    of_queries, of_keys = levels(position, key, Site(positions, positions, LAYER))
     assert of_queries.dtype == torch.float32
-    exact = levels(position.double(), key.double(), Site(at, at, LAYER))[1]
+    exact = levels(position.double(), key.double(), Site(positions, positions, LAYER))[1]
     assert (of_keys.diff(dim=-1).double() - exact.diff(dim=-1)).abs().max() < 2e-3

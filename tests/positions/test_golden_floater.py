@@ -36,8 +36,8 @@ def bundle(initial, flow, n):
     else:
         flat = initial.flatten(0, 1)
         queries_keys_values = torch.stack((flat, torch.zeros_like(flat), torch.zeros_like(flat)))
-    places = Positions(0, 1, n)
-    trajectory = floater(queries_keys_values, flow).compute_shared(Site(places, places))
+    positions = Positions(0, 1, n)
+    trajectory = floater(queries_keys_values, flow).compute_shared(Site(positions, positions))
     return trajectory if len(initial) == 3 else trajectory[:, 0].unflatten(1, initial.shape[:2])
 
 
@@ -75,9 +75,9 @@ def test_attention_equals_the_original(case):
         split_heads(source.transpose(0, 1) @ rows.mT, config["H"])
         for source, rows in zip((golden["x"], memory, memory), golden["in_proj"].chunk(3), strict=True)
     )
-    places = (Positions(0, 1, config["T"]), Positions(0, 1, config["S"]))  # in cross-attention both count from 0
+    positions = (Positions(0, 1, config["T"]), Positions(0, 1, config["S"]))  # in cross-attention both count from 0
 
-    call = prepare(position, query, key, value, shared=biases, positions=places)
+    call = prepare(position, query, key, value, shared=biases, positions=positions)
     key_mask = ~golden["key_padding"] if config["padding"] else None
     attended = merge_heads(attention(*call, key_mask=key_mask, causal=config["causal"]))
     out = (attended @ golden["out_w"].mT + golden["out_b"]).transpose(0, 1)

@@ -114,8 +114,8 @@ def single_head(golden, position):
     """The third party's layer: one head, no output projection."""
     length = golden["x"].shape[1]
     value = (golden["x"] @ golden["Wv"].mT + golden["bv"]).unsqueeze(1)
-    places = Positions(0, 1, length)
-    terms = position.terms(golden["x"], Site(places, places))
+    positions = Positions(0, 1, length)
+    terms = position.terms(golden["x"], Site(positions, positions))
     return attention(None, None, value, terms).squeeze(1), attention_weights(None, None, value, terms).squeeze(1)
 
 

@@ -42,8 +42,8 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
             torch.nn.init.uniform_(parameter, -1, 1)
     sliding, n = kind == "hybrid_sliding", 13
     x = torch.randn(2, n, WIDTH, dtype=torch.float64)
-    at = torch.arange(n)
-    distance = at[:, None] - at
+    positions = torch.arange(n)
+    distance = positions[:, None] - positions
     seen = (distance >= 0) & (distance < (5 if sliding else n))
     mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~seen, -torch.inf)
     # They compute the softmax and the factor in float32.
@@ -68,8 +68,8 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
     assert [type(term) for term in terms] == [OffsetKeys]
     query, key, value = position.transform_qkv(query, key, key, site)
     window = (4, 0) if sliding else None
-    found = attention_weights(query, key, value, terms, causal=True, scale=1 / HEAD_DIM, window=window)
-    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)  # their norms are in float32
+    actual = attention_weights(query, key, value, terms, causal=True, scale=1 / HEAD_DIM, window=window)
+    torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)  # their norms are in float32
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -84,7 +84,9 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
 )
 def test_the_formula(places, causal):
     position, extent = build(rank=2, extent=4, causal=causal), 4
-    queries, keys = (torch.atleast_2d(at.values() if isinstance(at, Positions) else at) for at in places)
+    queries, keys = (
+        torch.atleast_2d(positions.values() if isinstance(positions, Positions) else positions) for positions in places
+    )
     hidden = torch.randn(2, queries.shape[-1], WIDTH, dtype=torch.float64)
     position.requires_grad_(False)
     (term,) = position.terms(hidden, Site(*places, LAYER))

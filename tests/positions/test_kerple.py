@@ -28,7 +28,10 @@ def test_the_curve_and_its_gradients_are_those_of_the_paper(variant, step):
     expected = torch.stack(
         [
             torch.stack(
-                [formula(variant, position.r1[LAYER, head], position.r2[LAYER, head], abs(at)) for at in offsets]
+                [
+                    formula(variant, position.r1[LAYER, head], position.r2[LAYER, head], abs(positions))
+                    for positions in offsets
+                ]
             )
             for head in range(HEADS)
         ]
@@ -36,8 +39,8 @@ def test_the_curve_and_its_gradients_are_those_of_the_paper(variant, step):
     torch.testing.assert_close(curve, expected, rtol=1e-12, atol=1e-12)
     direction = torch.randn_like(curve)
     parameters = position.r1, position.r2
-    found, wanted = (torch.autograd.grad((each * direction).sum(), parameters) for each in (curve, expected))
-    torch.testing.assert_close(found, wanted, rtol=1e-11, atol=1e-11)
+    actual, wanted = (torch.autograd.grad((each * direction).sum(), parameters) for each in (curve, expected))
+    torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("variant", "bounds"), [("log", (2, 1)), ("power", (1, 2))])

@@ -30,8 +30,8 @@ KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su"
 def counted(site, causal):
     """The pairs that attention would compute, one by one."""
     queries, keys = (
-        torch.atleast_2d(at.values() if isinstance(at, Positions) else at)
-        for at in (site.query_positions, site.key_positions)
+        torch.atleast_2d(positions.values() if isinstance(positions, Positions) else positions)
+        for positions in (site.query_positions, site.key_positions)
     )
     seen = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
     if causal:
@@ -49,7 +49,7 @@ def counted(site, causal):
 @pytest.mark.parametrize("kind", ["affine", "strided", "row", "batch", "fractions"])
 def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal):
     n_q, n_k = 7, 11
-    places = {
+    positions = {
         "affine": (Positions(4, 1, n_q), Positions(0, 1, n_k)),
         "strided": (Positions(-3, 4, n_q), Positions(1, 2, n_k)),
         "row": (torch.randint(-3, 9, (n_q,)), torch.randint(-3, 9, (n_k,))),
@@ -59,9 +59,9 @@ def test_the_keys_that_a_query_sees_are_counted(kind, documents, masked, causal)
     mask = torch.rand(3, n_k) < 0.6 if masked else None
     # In any order, and some documents without keys
     ids = (torch.randint(0, 4, (3, n_q)) * 5 - 3, torch.randint(0, 3, (3, n_k)) * 5 - 3) if documents else (None, None)
-    site = Site(*places, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
-    found, expected = count_visible_keys(site, causal=causal, device=torch.device("cpu")), counted(site, causal)
-    assert torch.equal(*torch.broadcast_tensors(found, expected))
+    site = Site(*positions, key_mask=mask, query_documents=ids[0], key_documents=ids[1])
+    actual, expected = count_visible_keys(site, causal=causal, device=torch.device("cpu")), counted(site, causal)
+    assert torch.equal(*torch.broadcast_tensors(actual, expected))
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -76,17 +76,19 @@ def test_no_keys_are_none(causal):
 
 def factors(position, n, layer=0):
     """The factors of a query that sees 1, 2, ... keys, (heads or 1, n)."""
-    at = Positions(0, 1, n)
-    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Site(at, at, layer))[0, ..., 0]
+    positions = Positions(0, 1, n)
+    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Site(positions, positions, layer))[
+        0, ..., 0
+    ]
 
 
 def test_ssmax_is_the_softmax_of_the_paper():
     """n ** (s z_i) over the sum of all n ** (s z_j), Nakanishi (2025), eq. 3."""
     position = build_position("logn", **SIZES, causal=True).double()
     torch.nn.init.uniform_(position.s, 0.2, 0.6)
-    at = Positions(0, 1, 9)
+    positions = Positions(0, 1, 9)
     query, key = torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
-    rotated, *_ = position.transform_qkv(query, key, key, Site(at, at, 1))
+    rotated, *_ = position.transform_qkv(query, key, key, Site(positions, positions, 1))
     weights = attention_weights(rotated, key, key, causal=True)
     z = query @ key.mT / 8**0.5
     for row in range(9):
@@ -132,17 +134,17 @@ def test_llama4_is_the_attention_of_transformers():
         projection(x).unflatten(-1, (-1, 8)).transpose(1, 2)
         for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
     )
-    at = Positions(0, 1, 13)
-    query, key, value = position.transform_qkv(query, key, value, Site(at, at))
+    positions = Positions(0, 1, 13)
+    query, key, value = position.transform_qkv(query, key, value, Site(positions, positions))
     out = attention(query, key, value, causal=True)
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
 
 
 def test_half_precision_counts_every_key():
     position = build_position("logn", **SIZES, causal=True, kind="inkling", train_length=2)
-    at, everything = Positions(5000, 1, 3), Positions(0, 1, 5003)
+    positions, everything = Positions(5000, 1, 3), Positions(0, 1, 5003)
     query = torch.ones(1, 2, 3, 8, dtype=torch.bfloat16)
-    factor = position.query_factor(query, Site(at, everything))
+    factor = position.query_factor(query, Site(positions, everything))
     assert factor.dtype == torch.float32
     assert (factor.diff(dim=2) > 0).all()
 
@@ -162,15 +164,15 @@ def test_the_order_of_joined_methods_changes_nothing(other):
 
 def test_the_factor_reaches_products_with_the_query_and_no_others():
     """A longer query is the same as a factor, wherever the query takes part."""
-    at = Positions(0, 1, 6)
+    positions = Positions(0, 1, 6)
     query, key, value = torch.randn(3, 2, HEADS, 6, WIDTH // HEADS, dtype=torch.float64)
     for other in ("shaw", "transformer_xl"):
         joined = build(f"{other}+logn")
         alone, logn = joined.parts
-        factor = logn.query_factor(query, Site(at, at, 1))
+        factor = logn.query_factor(query, Site(positions, positions, 1))
         outputs = []
         for position, q in ((joined, query), (alone, query * factor)):
-            site = Site(at, at, 1)
+            site = Site(positions, positions, 1)
             terms = position.terms(embeddings(6), site) + position.content_terms(q, key, site)
             assert any(isinstance(term, OffsetKeys) for term in terms)
             outputs.append(attention(*position.transform_qkv(q, key, value, site), terms))

@@ -96,8 +96,8 @@ def test_fire_equals_the_paper(length, threshold, layer, seed):
         }
     )
     c, trained_threshold = position.scale[layer].item(), abs(position.threshold[layer].item() * threshold)
-    at = Positions(0, 1, length)
-    [term] = position.terms(embeddings(length), Site(at, at, layer))
+    positions = Positions(0, 1, length)
+    [term] = position.terms(embeddings(length), Site(positions, positions, layer))
     for i in range(length):
         for j in range(i + 1):
             distance = math.log(abs(c * (i - j)) + 1)
@@ -130,9 +130,9 @@ def test_causal_alibi_is_the_authors_bias(n_q, n_k):
     """Theirs adds slope * key position to the scores of a causal model: the same up to a number per row."""
     position = build_position("alibi", hidden_size=24, num_heads=12, causal=True)
     value = torch.randn(1, 12, n_k, 2, dtype=torch.float64)
-    at = Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
-    terms = position.terms(torch.zeros(1, n_q, 24), Site(*at))
-    where = dict(zip(("query_positions", "key_positions"), at, strict=True))
+    positions = Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
+    terms = position.terms(torch.zeros(1, n_q, 24), Site(*positions))
+    where = dict(zip(("query_positions", "key_positions"), positions, strict=True))
     theirs = torch.tensor(slopes(12)).view(1, 12, 1, 1) * torch.arange(n_k)
     call = partial(attention, None, None, value, causal=True, **where)
     assert_close(call(terms), call([DenseBias(theirs.expand(1, 12, n_q, n_k))]), 1e-6)
@@ -164,14 +164,14 @@ VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")
 @pytest.mark.parametrize("variants", [("random", "dense"), ("dense", "factorized_dense"), VARIANTS], ids="+".join)
 def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mixture, content):
     position = build("synthesizer", variant="+".join(variants), mixture=mixture, content=content)
-    at, hidden = Positions(0, 1, 7), embeddings(7)
+    positions, hidden = Positions(0, 1, 7), embeddings(7)
     query, key, value = torch.randn(3, 2, HEADS, 7, HEAD_DIM, dtype=torch.float64)
     parts = []
     for variant in variants:
         part = build("synthesizer", variant=variant)
         given = position.state_dict()
         part.load_state_dict({name: given[name] for name in part.state_dict()})
-        parts.append(scores(part.terms(hidden, Site(at, at, 1)), 7, 7))
+        parts.append(scores(part.terms(hidden, Site(positions, positions, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":
         shares = torch.cat((torch.zeros(int(content == "mix"), dtype=torch.float64), alpha[1])).softmax(-1)
@@ -180,8 +180,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
         share = torch.sigmoid(alpha[1]) if content == "mix" else 1.0
         of_content, shares = (1 - share if content == "mix" else 1.0), [share] * len(variants)
     expected = sum(share * part for share, part in zip(shares, parts, strict=True))
-    assert_close(scores(position.terms(hidden, Site(at, at, 1)), 7, 7), expected)
-    assert_close(position.transform_qkv(query, key, value, Site(at, at, 1))[0], query * of_content)
+    assert_close(scores(position.terms(hidden, Site(positions, positions, 1)), 7, 7), expected)
+    assert_close(position.transform_qkv(query, key, value, Site(positions, positions, 1))[0], query * of_content)
 
 
 def test_a_mixture_starts_with_equal_shares():

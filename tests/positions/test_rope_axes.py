@@ -49,10 +49,10 @@ def text_model(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_text_models_with_images(kind):
     query, key = heads(7)
-    at = torch.randint(0, 50, (2, 7, 3))
-    cos, sin = text_model(kind).rotary_emb(query, at.permute(2, 0, 1))
-    found = turned(query, key, at, sections=SECTIONS[KINDS[kind]], arrangement=KINDS[kind])
-    check(found, qwen2_vl.apply_rotary_pos_emb(query, key, cos, sin))
+    positions = torch.randint(0, 50, (2, 7, 3))
+    cos, sin = text_model(kind).rotary_emb(query, positions.permute(2, 0, 1))
+    actual = turned(query, key, positions, sections=SECTIONS[KINDS[kind]], arrangement=KINDS[kind])
+    check(actual, qwen2_vl.apply_rotary_pos_emb(query, key, cos, sin))
 
 
 @pytest.mark.parametrize(("kind", "base", "part"), [("sliding_attention", 1e4, 1.0), ("full_attention", 1e6, 0.5)])
@@ -65,11 +65,13 @@ def test_neomme(kind, base, part):
         rope_parameters={kind: {"rope_type": "default", "rope_theta": base, "partial_rotary_factor": part}},
     )
     query, key = heads(7)
-    at = torch.randint(0, 50, (2, 7, 2))
-    cos, sin = module.NeoMMERotaryEmbedding(config)(query, at.permute(2, 0, 1), kind)
+    positions = torch.randint(0, 50, (2, 7, 2))
+    cos, sin = module.NeoMMERotaryEmbedding(config)(query, positions.permute(2, 0, 1), kind)
     dim = int(HEAD_DIM * part)
-    found = turned(query, key, at, base=base, rotary_dim=dim, sections=[dim // 4] * 2, arrangement="interleaved")
-    check(found, module.apply_rotary_pos_emb(query, key, cos, sin))
+    actual = turned(
+        query, key, positions, base=base, rotary_dim=dim, sections=[dim // 4] * 2, arrangement="interleaved"
+    )
+    check(actual, module.apply_rotary_pos_emb(query, key, cos, sin))
 
 
 @pytest.mark.parametrize("prefix", [0, 5])
@@ -79,9 +81,11 @@ def test_dinov3(prefix):
     config = transformers.DINOv3ViTConfig(**THEIRS, image_size=tuple(image.shape[2:]), patch_size=4)
     cos, sin = dinov3.DINOv3ViTRopePositionEmbedding(config).eval()(image)
     query, key = heads(prefix + ROWS * COLUMNS)
-    places = 2 * torch.pi * ((2 * CELLS.double() + 1) / torch.tensor([ROWS, COLUMNS]) - 1)
-    found = turned(query, key, torch.cat((places.new_zeros(1, prefix, 2), places), 1), base=config.rope_theta, **GRID)
-    check(found, dinov3.apply_rotary_pos_emb(query, key, cos, sin))
+    positions = 2 * torch.pi * ((2 * CELLS.double() + 1) / torch.tensor([ROWS, COLUMNS]) - 1)
+    actual = turned(
+        query, key, torch.cat((positions.new_zeros(1, prefix, 2), positions), 1), base=config.rope_theta, **GRID
+    )
+    check(actual, dinov3.apply_rotary_pos_emb(query, key, cos, sin))
 
 
 def test_pixtral_is_interleaved_with_its_features_in_another_order():
@@ -91,20 +95,24 @@ def test_pixtral_is_interleaved_with_its_features_in_another_order():
     cos, sin = pixtral.PixtralVisionRotaryEmbedding(config)(query, CELLS[0])
     order = torch.arange(HEAD_DIM).view(2, HEAD_DIM // 4, 2).transpose(1, 2).flatten()
     theirs = pixtral.apply_rotary_pos_emb(query[..., order], key[..., order], cos, sin, unsqueeze_dim=0)
-    found = turned(
+    actual = turned(
         query, key, CELLS, base=config.rope_parameters["rope_theta"], **GRID | {"arrangement": "interleaved"}
     )
-    check((one[..., order] for one in found), theirs)
+    check((one[..., order] for one in actual), theirs)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 @pytest.mark.parametrize("arrangement", SECTIONS)
 def test_text_turns_as_without_sections(arrangement, layout):
     query, key = heads(7)
-    at = torch.randint(0, 5000, (2, 7))
-    for one, same in ((at, at), (at, at[..., None].expand(-1, -1, 3)), (Positions(3, 1, 7), Positions(3, 1, 7))):
-        found = turned(query, key, same, sections=SECTIONS[arrangement], arrangement=arrangement, layout=layout)
-        assert all(map(torch.equal, found, turned(query, key, one, layout=layout)))
+    positions = torch.randint(0, 5000, (2, 7))
+    for one, same in (
+        (positions, positions),
+        (positions, positions[..., None].expand(-1, -1, 3)),
+        (Positions(3, 1, 7), Positions(3, 1, 7)),
+    ):
+        actual = turned(query, key, same, sections=SECTIONS[arrangement], arrangement=arrangement, layout=layout)
+        assert all(map(torch.equal, actual, turned(query, key, one, layout=layout)))
 
 
 @pytest.mark.parametrize("options", [{}, {"blocks": "1-1"}, {"causal": True, "position": "rope/none"}], ids=str)
@@ -115,16 +123,16 @@ def test_an_encoder_takes_positions_of_several_axes(options):
     def hidden(ids, at):
         return model(ids, position_ids=at).last_hidden_state
 
-    expected, found = hidden(ids, line), hidden(ids, at)
+    expected, actual = hidden(ids, line), hidden(ids, at)
     torch.testing.assert_close(hidden(ids, line[None, :, None].expand(1, -1, 2)), expected, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(hidden(ids, at + 7), found, rtol=1e-10, atol=1e-10)
-    assert (found - expected).abs().max() > 1e-4
+    torch.testing.assert_close(hidden(ids, at + 7), actual, rtol=1e-10, atol=1e-10)
+    assert (actual - expected).abs().max() > 1e-4
     rows = {"position_ids": CELLS.repeat(1, 2, 1), "document_ids": torch.arange(2).repeat_interleave(15)[None]}
     packed = model(ids.view(1, -1), **rows).last_hidden_state
-    torch.testing.assert_close(packed.view(found.shape), found, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(packed.view(actual.shape), actual, rtol=1e-10, atol=1e-10)
     if "causal" in options:
         later = torch.cat((ids[:, :9], ids[:, 9:].flip(1)), 1)
-        torch.testing.assert_close(hidden(later, at)[:, :9], found[:, :9], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(hidden(later, at)[:, :9], actual[:, :9], rtol=1e-12, atol=1e-12)
 
 
 def test_methods_that_do_not_take_the_axes_say_so():
@@ -171,11 +179,11 @@ def test_turns_that_are_other_pairs_than_the_sections_say_are_refused():
 @pytest.mark.parametrize("kind", KINDS)
 def test_models_of_transformers_keep_their_axes(kind):
     model = text_model(kind)
-    ids, at = torch.randint(3, 50, (2, 9)), torch.randint(0, 6, (3, 2, 9)).cumsum(-1)
+    ids, positions = torch.randint(3, 50, (2, 9)), torch.randint(0, 6, (3, 2, 9)).cumsum(-1)
     mask = torch.tensor([[0] * 3 + [1] * 6, [1] * 9])
-    expected = model(ids, position_ids=at, attention_mask=mask).last_hidden_state[mask == 1]
+    expected = model(ids, position_ids=positions, attention_mask=mask).last_hidden_state[mask == 1]
     assert (expected - model(ids, attention_mask=mask).last_hidden_state[mask == 1]).abs().max() > 1e-3
     with pytest.raises(InputError, match=r"^position: the model rotates queries and keys itself, and 'rope' would"):
         attach(model, "rope", sections=[4, 4])
-    found = attach(model, "none")(ids, position_ids=at, attention_mask=mask).last_hidden_state[mask == 1]
-    torch.testing.assert_close(found, expected, rtol=1e-5, atol=2e-6)
+    actual = attach(model, "none")(ids, position_ids=positions, attention_mask=mask).last_hidden_state[mask == 1]
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)

@@ -38,10 +38,10 @@ def theirs(parameters, base, dim, monkeypatch, *, longest=None, **more):
 
 
 def assert_same(parameters, base, dim, monkeypatch):
-    found = Scaling(parameters, rotary_dim=dim)
+    actual = Scaling(parameters, rotary_dim=dim)
     expected, factor = theirs(parameters, base, dim, monkeypatch)
-    torch.testing.assert_close(found.frequencies(base, CPU), expected, rtol=1e-12, atol=0)
-    assert found.attention_factor == pytest.approx(factor, rel=1e-14)
+    torch.testing.assert_close(actual.frequencies(base, CPU), expected, rtol=1e-12, atol=0)
+    assert actual.attention_factor == pytest.approx(factor, rel=1e-14)
 
 
 dims = st.integers(2, 64).map(lambda half: 2 * half)
@@ -96,10 +96,10 @@ def test_longrope(monkeypatch, data, dim, base, length, longest, more):
     }
     parameters = {"rope_type": "longrope", **lists, "original_max_position_embeddings": length, **more}
     expected, factor = theirs(parameters, base, dim, monkeypatch, longest=longest, seq_len=longest)
-    found = Scaling(parameters, rotary_dim=dim, max_length=longest)
+    actual = Scaling(parameters, rotary_dim=dim, max_length=longest)
     # They compute the exponents in float32, whatever is asked for.
-    torch.testing.assert_close(found.frequencies(base, CPU), expected, rtol=2e-6, atol=0)
-    assert found.attention_factor == pytest.approx(factor, rel=1e-14)
+    torch.testing.assert_close(actual.frequencies(base, CPU), expected, rtol=2e-6, atol=0)
+    assert actual.attention_factor == pytest.approx(factor, rel=1e-14)
 
 
 @settings(max_examples=60, deadline=None)
@@ -115,11 +115,11 @@ def test_ntk_is_the_dynamic_one_of_transformers_for_a_text_of_one_length(monkeyp
     """Theirs has the base for the length at hand: (factor * length / original - factor + 1) is ours for that length."""
     dynamic = {"rope_type": "dynamic", "factor": 1.0}
     expected, _ = theirs(dynamic, base, dim, monkeypatch, seq_len=64 * factor)
-    found = Scaling({"rope_type": "ntk", "factor": factor}, rotary_dim=dim).frequencies(base, CPU)
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    actual = Scaling({"rope_type": "ntk", "factor": factor}, rotary_dim=dim).frequencies(base, CPU)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=0)
     plain = Scaling(None, rotary_dim=dim).frequencies(base, CPU)
-    torch.testing.assert_close(found[0], plain[0])
-    torch.testing.assert_close(found[-1], plain[-1] / factor)
+    torch.testing.assert_close(actual[0], plain[0])
+    torch.testing.assert_close(actual[-1], plain[-1] / factor)
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
@@ -128,13 +128,15 @@ def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
     position = build("rope", layout=layout, base=100.0, scaling=parameters)
     scaling = Scaling(parameters, rotary_dim=8)
     assert scaling.attention_factor == pytest.approx(0.1 * math.log(8) + 1)
-    at = Positions(3, 2, 5)
+    positions = Positions(3, 2, 5)
     query, key = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
-    for before, after in zip((query, key), position.transform_qkv(query, key, key, Site(at, at)), strict=False):
+    for before, after in zip(
+        (query, key), position.transform_qkv(query, key, key, Site(positions, positions)), strict=False
+    ):
         pairs, turned = (
             each.unflatten(-1, (2, 4)).mT if layout == "half" else each.unflatten(-1, (4, 2))
             for each in (before, after)
         )
-        angles = at.values().double()[:, None] * scaling.frequencies(100.0, CPU)
+        angles = positions.values().double()[:, None] * scaling.frequencies(100.0, CPU)
         expected = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
         torch.testing.assert_close(torch.view_as_complex(turned.contiguous()), expected * scaling.attention_factor)

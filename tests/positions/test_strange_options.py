@@ -61,6 +61,6 @@ def test_the_line_says_what_is_expected(name, options, message):
 
 
 def test_numbers_may_be_numpys():
-    found = build_position("tisa", hidden_size=np.int64(16), num_heads=np.int32(2), num_kernels=np.uint8(3))
-    assert found.amplitude.shape == (1, 2, 3)
+    actual = build_position("tisa", hidden_size=np.int64(16), num_heads=np.int32(2), num_kernels=np.uint8(3))
+    assert actual.amplitude.shape == (1, 2, 3)
     assert build_position("rope", **SIZES, base=np.float32(100)).bases == (100,)

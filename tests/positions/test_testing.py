@@ -257,7 +257,7 @@ class Looks(Alibi):
         (MindsPadding, "Padding changes nothing", "with padding on the right"),
         (WrongRange, "Positions out of range", "IndexError"),
         (Drifts, "The same number added to all positions", "positions from -2 instead of 0"),
-        (OtherCurve, "A curve is what the method adds", "weights of the terms and of the curve"),
+        (OtherCurve, "A curve holds the numbers", "weights of the terms and of the curve"),
         (Silent, "Query and key may be left out, unless needs_query_key states", "transform_qkv changes the query"),
         (LogOfIntegers, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),
         (SingleLogs, "In float64, curves, terms and features have the precision", "differs by [1-9].*e-0[78]"),

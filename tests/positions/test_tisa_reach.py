@@ -15,9 +15,9 @@ def places(length):
 
 
 def table(position, length, layer=0):
-    at = places(length)
+    positions = places(length)
     hidden = torch.zeros(1, length, SIZES["hidden_size"])
-    (term,) = position.terms(hidden, position.with_shared(Site(at, at, layer)))
+    (term,) = position.terms(hidden, position.with_shared(Site(positions, positions, layer)))
     return term
 
 

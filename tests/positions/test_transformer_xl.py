@@ -19,17 +19,17 @@ def formula(position, query, key, query_positions, key_positions):
     head_dim = query.shape[-1]
     frequencies = [10_000 ** (-2 * k / WIDTH) for k in range(WIDTH // 2)]
     kernel = position.kernel[LAYER].unflatten(-1, (HEADS, head_dim))
-    content, places = position.content_bias[LAYER], position.position_bias[LAYER]
+    content_bias, position_bias = position.content_bias[LAYER], position.position_bias[LAYER]
     scores = query.new_zeros(HEADS, query.shape[1], key.shape[1])
-    for i, here in enumerate(query_positions.values().tolist()):
-        for j, there in enumerate(key_positions.values().tolist()):
-            angles = [(here - there) * frequency for frequency in frequencies]
+    for i, query_at in enumerate(query_positions.values().tolist()):
+        for j, key_at in enumerate(key_positions.values().tolist()):
+            angles = [(query_at - key_at) * frequency for frequency in frequencies]
             waves = query.new_tensor([*map(math.sin, angles), *map(math.cos, angles)])
             distance = torch.einsum("w,whd->hd", waves, kernel)
-            apart = position.reset_cls and (here <= 0 or there <= 0)
-            score = ((query[:, i] + content) * key[:, j]).sum(-1)
-            if not apart:
-                score = score + ((query[:, i] + places) * distance).sum(-1)
+            has_cls = position.reset_cls and (query_at <= 0 or key_at <= 0)
+            score = ((query[:, i] + content_bias) * key[:, j]).sum(-1)
+            if not has_cls:
+                score = score + ((query[:, i] + position_bias) * distance).sum(-1)
             scores[:, i, j] = score / head_dim**0.5
     return scores
 
@@ -43,18 +43,18 @@ def formula(position, query, key, query_positions, key_positions):
 )
 def test_it_is_the_formula(form, reset_cls, starts, strides, lengths):
     # Only the first token may be [CLS], which is at or before 0.
-    places = [
+    positions = [
         Positions(start, max(stride, 1 - start), length)
         for start, stride, length in zip(starts, strides, lengths, strict=True)
     ]
     position = build("transformer_xl", form=form, reset_cls=reset_cls)
     query, key = (torch.randn(1, HEADS, length, WIDTH // HEADS, dtype=torch.float64) for length in lengths)
-    site = position.with_shared(Site(*places, LAYER))
+    site = position.with_shared(Site(*positions, LAYER))
     terms = position.content_terms(query, key, site)
     turned = position.transform_qkv(query, key, key, site)
-    found = attention_weights(*turned, terms, query_positions=places[0], key_positions=places[1])
-    expected = formula(position, query[0], key[0], *places).softmax(-1)
-    torch.testing.assert_close(found[0], expected, rtol=1e-9, atol=1e-9)
+    actual = attention_weights(*turned, terms, query_positions=positions[0], key_positions=positions[1])
+    expected = formula(position, query[0], key[0], *positions).softmax(-1)
+    torch.testing.assert_close(actual[0], expected, rtol=1e-9, atol=1e-9)
 
 
 def test_a_window_holds_only_the_offsets_that_occur():

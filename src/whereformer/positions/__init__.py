@@ -88,7 +88,7 @@ def canonical_name(name: str) -> str:
 def layer_pattern(name: str) -> list[list[str]]:
     """Return the names of the methods for each layer of a pattern; a name without "/" is a pattern of one layer.
 
-    The names are those of the registry, also for aliases.
+    Aliases are replaced by the registry's names.
     """
     if not isinstance(name, str):
         raise InputError("position", f"expected the name of a method, got {shown(name)}")
@@ -139,7 +139,7 @@ def build_position(
         num_heads: number of attention heads.
         options: further sizes, and the options that the method's class documents. An option goes to every component
             that has it. An option with the name of a component is a dictionary, and goes only to this component:
-            ``tisa={"num_kernels": 3}``. The sizes are those of :class:`ModelShape`:
+            ``tisa={"num_kernels": 3}``. The sizes are the fields of :class:`ModelShape`:
 
             - ``num_layers``: number of attention layers; a shared layer counts once per pass. 1 by default.
             - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.

@@ -161,7 +161,7 @@ _HOOKS = {
     "terms": ("scores",),
     "content_terms": ("scores",),
 }
-"""What a hook acts on, unless the class sets ``acts_on``."""
+"""The inputs that a hook changes, unless the class sets ``acts_on``."""
 
 ACTS_ON = ("embeddings", "queries", "keys", "values", "scores")
 """Everything that a method may act on."""
@@ -188,9 +188,9 @@ class PositionMethod(nn.Module):
     """The year of the paper."""
 
     acts_on: frozenset[str] = frozenset()
-    """What the method changes: any of ``ACTS_ON``. By default, the overridden hooks decide: ``embed`` acts on
-    "embeddings", ``transform_qkv`` on "queries" and "keys", and terms act on "scores". For "embeddings", a model has to
-    call ``embed`` below layer 0; for everything else, it calls ``attend``."""
+    """The inputs that the method changes, any of ``ACTS_ON``. By default, the overridden hooks decide: ``embed`` acts
+    on "embeddings", ``transform_qkv`` on "queries" and "keys", and terms act on "scores". For "embeddings", a model has
+    to call ``embed`` below layer 0; for everything else, it calls ``attend``."""
 
     extrapolates: bool = True
     """Whether positions of ``max_length`` and above have a meaning. If not, they raise a PositionRangeError."""
@@ -515,8 +515,8 @@ class PositionMethod(nn.Module):
     def curve(
         self, offsets: Real[Tensor, "*offsets"] | Sequence[float], *, layer: int = 0
     ) -> Float[Tensor, "heads *offsets"] | None:
-        """Return the number that each head adds to a score at each offset, (heads, \\*offsets); None if the method has
-        no such curve.
+        """Return the number that each head adds to a score at each offset, (heads, \\*offsets); None if the
+        method has no curve.
 
         Offsets have any shape: the offsets between explicit positions are a matrix.
         The curve has the precision of the parameters, and at least float32: bfloat16 cannot represent the offset 1,001.

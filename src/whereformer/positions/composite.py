@@ -24,7 +24,7 @@ class _LayerPart(NamedTuple):
 
 
 class CompositeMethod(PositionMethod):
-    """Several methods, each of which acts in its own layers as it would in a model of only these layers.
+    """Several methods. Each acts in its own layers as it would in a model of only these layers.
 
     So a method has parameters only for its own layers, and counts these from 0. Where layers share weights, the passes
     of a layer share the method's parameters as well. Methods in the same layer act in the order of their names.

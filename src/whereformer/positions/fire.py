@@ -79,7 +79,7 @@ class Fire(PositionMethod):
         """Evaluate the network at each offset, (..., num_heads)."""
         dtype = float_dtype(self.scale)
         scale, threshold = self.scale[layer].to(dtype), self.threshold[layer].to(dtype) * self.initial_threshold
-        # Autocast would round the distances to half precision, in which far distances are equal.
+        # Autocast would round the distances to half precision, and far distances would be equal.
         with without_autocast(offsets.device):
             distance = torch.log1p((scale * offsets.to(dtype)).abs())
             max_distance = torch.maximum(query_positions.to(dtype), threshold.abs())

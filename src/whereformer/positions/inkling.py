@@ -17,13 +17,13 @@ class Inkling(PositionMethod):
     """Adds a bias by distance that each token mixes from a few trained profiles, in every layer.
 
     ``score_ij += <r_i, profiles[:, i - j]>`` for ``0 <= i - j < extent``, and 0 beyond, with ``r_i = R x_i`` for every
-    head from the layer's input x. So one token can look at its neighbor, and another one at a full sentence. A rank of
-    16 is enough for long profiles. The bias is not scaled. The method was made for causal models. In an encoder,
+    head from the layer's input x. So one token can look at its neighbor, and another at a full sentence. A rank of 16
+    is enough for long profiles. The bias is not scaled. The method was made for causal models. In an encoder,
     profiles reach to both sides.
 
     Args:
         rank: the number of profiles.
-        extent: the distance from which on the bias is 0. (Inkling: 1024, and the size of the window in layers with a
+        extent: the first distance at which the bias is 0. (Inkling: 1024, and the size of the window in layers with a
             window.)
         log_scaling: a number of keys. A query that sees n keys, more than this number, and its bias are multiplied by
             ``1 + alpha log(n / log_scaling)``. (``logn`` with "inkling" multiplies only the query.) If None, they are

@@ -44,8 +44,8 @@ class Rope(PositionMethod):
     The first ``rotary_dim`` features of a head are rotated; the rest pass through.
 
     With ``sections``, positions may have several axes, such as the time, row and column of a patch: (batch, n, axes).
-    Each pair is then rotated by its position on one of them. Positions (n,) and (batch, n) are those of tokens of text,
-    with the same number on all axes; in ``blocks`` and ``interleaved`` such tokens are rotated as without sections.
+    Each pair is then rotated by its position on one of them. Positions (n,) and (batch, n) are for tokens of text, with
+    the same number on all axes; in ``blocks`` and ``interleaved`` such tokens are rotated as without sections.
 
     Args:
         layout: the features that form pair m: "half", (m, m + rotary_dim / 2), as in GPT-NeoX and Llama; "interleaved",
@@ -135,7 +135,7 @@ class Rope(PositionMethod):
 
 
 def _axis_of_pair(sections: Any, arrangement: str, num_pairs: int) -> list[int]:
-    """Return the axis of each pair; the arguments are those of :class:`Rope`."""
+    """Return the axis of each pair; the arguments are options of :class:`Rope`."""
     for number in sections if isinstance(sections, list | tuple) else [None]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise InputError("sections", f"expected a list of integers from 1 on, got {shown(sections)}")

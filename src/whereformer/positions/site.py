@@ -1,4 +1,4 @@
-"""``Site``: one attention call's positions, masks and layer, and what its layers share."""
+"""``Site``: one attention call's positions, masks and layer, and the results that layers share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..kernels.terms import PositionsLike
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One attention call's positions, masks and layer, and what its layers share.
+    """One attention call's positions, masks and layer, and the results that layers share.
 
     Args:
         query_positions: positions of the queries: affine, (n,) or (batch, n). For rope with sections they may also be
@@ -27,7 +27,7 @@ class Site:
         window: how far before and after itself a query attends, as for :func:`whereformer.attention`.
         scale: the factor on query . key in this layer; None: head_dim ** -0.5.
         query_documents, key_documents: (batch, n_q) and (batch, n_k), the document ids of packed rows: a query sees
-            only the keys of its own document. If None, each row is one document.
+            only the keys of the same document. If None, each row is one document.
         query_segments, key_segments: (batch, n_q) and (batch, n_k), token types, for models whose scores use them.
         query_starts, key_starts: (batch, n_q) and (batch, n_k) bool, True = the first token of a document that is not
             padding; needed where a model has both documents and segments.
@@ -84,7 +84,7 @@ class Site:
         return self.key_positions if self.new_key_positions is None else self.new_key_positions
 
     def options(self, query: Tensor | None) -> CallOptions:
-        """Return the site as keyword arguments of :func:`whereformer.attention`; without a query there is no scale."""
+        """Return the site as keyword arguments of :func:`whereformer.attention`; without a query, scale is None."""
         has_axes = any(
             isinstance(positions, Tensor) and positions.dim() == 3
             for positions in (self.query_positions, self.key_positions)

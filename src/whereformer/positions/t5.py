@@ -99,11 +99,10 @@ class T5(OffsetFunction):
         return buckets[offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
     def _cls_correction(self, site: Site) -> FactorPair:
-        """Return the scores (rank two) that replace the bias in the row and column of [CLS] by its two separate
-        buckets."""
+        """Return scores of rank two, which replace the bias in the row and column of [CLS] by its two buckets."""
         device = self.weight.device
         queries, keys = (
-            torch.atleast_2d(position_values(at, device)) for at in (site.query_positions, site.key_positions)
+            torch.atleast_2d(position_values(rows, device)) for rows in (site.query_positions, site.key_positions)
         )
         query_is_cls, key_is_cls = ((values <= 0).to(self.weight.dtype) for values in (queries, keys))
         first_query = _first_position(queries, site.query_documents, site.key_documents)

@@ -102,7 +102,7 @@ def attend(
     Args:
         position: the method, built for ``WIDTH`` and ``HEADS``.
         words: embeddings (batch, n, WIDTH).
-        query_positions: the positions of the queries; by default those of the keys.
+        query_positions: the positions of the queries; by default the positions of the keys.
         key_positions: the positions of the keys; 0 to n - 1 by default.
         rows: the indices of the words that are queries.
         layer: the index of the layer.
@@ -384,7 +384,7 @@ def _states_whether_it_acts_on_query_and_key(build: _Build) -> None:
 
 
 def _adds_its_curve(build: _Build) -> None:
-    """A curve is what the method adds to scores, for offsets of any shape."""
+    """A curve holds the numbers that the method adds to scores, for offsets of any shape."""
     position = build().eval()
     affine = Positions(4, 1, 9)
     offsets = affine.values() - affine.values().unsqueeze(-1)

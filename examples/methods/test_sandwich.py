@@ -1,18 +1,18 @@
-"""The example ``sandwich``, as a user's plugin would be registered, against the product of two sinusoidal vectors."""
+"""The plugin ``sandwich`` against the product of two sinusoidal vectors.
 
-import runpy
-from pathlib import Path
+pytest examples/methods
+"""
 
 import pytest
 import torch
+from sandwich import Sandwich
 
 from whereformer import Positions, Site, build_position
 from whereformer.errors import InputError
 from whereformer.positions import METHODS
 from whereformer.positions.testing import check_position
 
-runpy.run_path(str(Path(__file__).parents[2] / "examples" / "methods" / "sandwich.py"))
-Sandwich = METHODS.pop("sandwich")  # other tests read the registry
+METHODS.pop("sandwich")  # in the same process, other tests read the registry
 
 
 def sinusoids(positions, width):
@@ -24,6 +24,7 @@ def sinusoids(positions, width):
 
 @pytest.mark.parametrize(("heads", "width"), [(8, 128), (3, 10), (1, 2)])
 def test_the_bias_is_the_product_of_position_vectors(heads, width):
+    """At each pair of positions, the bias is the product of their two vectors, divided by the head's ratio."""
     position = build_position(Sandwich, hidden_size=4 * heads, num_heads=heads, width=width).double()
     queries, keys = Positions(4, 1, 5), Positions(0, 1, 9)
     (term,) = position.terms(torch.zeros(1, 5, 4 * heads, dtype=torch.float64), Site(queries, keys))
@@ -34,6 +35,7 @@ def test_the_bias_is_the_product_of_position_vectors(heads, width):
 
 
 def test_it_keeps_the_laws_of_methods():
+    """The laws hold, and a width that the formula does not allow is refused."""
     check_position(Sandwich)
     with pytest.raises(InputError, match="width: expected an even number of at least 2, got 7"):
         build_position(Sandwich, hidden_size=8, num_heads=1, width=7)
