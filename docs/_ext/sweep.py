@@ -36,7 +36,7 @@ from whereformer.models.attachment import found, proof
 from whereformer.models.attachment.hooks import NAME
 from whereformer.models.attachment.trial import trial
 
-SECONDS = 30
+SECONDS = 120
 """What one model class may take of a processor, in all its sizes."""
 PARAMETERS = 130e6
 """Larger models are not built."""

@@ -40,7 +40,7 @@ def test_every_configuration_class_is_on_the_page():
 
 @pytest.mark.slow
 def test_no_model_is_silently_wrong(tmp_path):
-    """The whole sweep, in a process of its own: half an hour of one processor. Each model class has half a minute."""
+    """The whole sweep, in a process of its own: an hour of one processor. Each model class has two minutes."""
     subprocess.run([sys.executable, sweep.__file__, "--out", str(tmp_path)], check=True)
     found = sweep.results(tmp_path)
     rows = [row for rows in found.values() for row in rows]
