@@ -148,7 +148,8 @@ class Command:
             return child
         code = 1
         try:
-            os.environ.update(environment)
+            # Processes that this one starts warn of what it leaves behind when it ends below without cleaning up.
+            os.environ.update(environment, PYTHONWARNINGS="ignore")
             log = os.open(self.log(rank), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
             os.dup2(log, 1)
             os.dup2(log, 2)

@@ -1,5 +1,6 @@
 """Training in two processes that use gloo: each step is the one that one process takes, up to rounding."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -182,3 +183,21 @@ def test_an_error_of_one_process_ends_all(text, tmp_path):  # noqa: F811
     assert "whereformer: --steps: too many for this process" in said
     # torchrun ends with one of its own.
     assert ended.stderr.count("Traceback") == 1
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="needs glibc")
+def test_a_process_of_several_keeps_the_memory_that_a_step_frees():
+    """Tensors of 8 MB take their 2,048 pages from the system once."""
+    code = """
+import resource, torch
+from whereformer.lab.run import _keep_freed_memory
+
+_keep_freed_memory()
+faults = []
+for step in range(20):
+    torch.ones(2**21)
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(faults[-1] - faults[1])
+"""
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 2048

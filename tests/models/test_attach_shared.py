@@ -15,19 +15,12 @@ from .test_attach import close
 from .test_attach_proof import ALL, everything
 from .test_clients import WORDS, save
 
-
-def pair(kind, config):
-    """Two models that share a configuration, as transformers lets them."""
-    torch.manual_seed(0)
-    return [kind(config).eval() for _ in range(2)]
-
-
 BERT = {"position": "tisa", "keep_absolute": True, "options": {}}
 
 
 def test_two_models_that_share_a_configuration_get_a_method_each(tmp_path):
     config = transformers.BertConfig(**SIZES)
-    one, sibling = pair(transformers.BertModel, config)
+    one, sibling = (transformers.BertModel(config).eval() for _ in range(2))
     fields = copy.deepcopy(vars(config))
     ids = torch.randint(3, 50, (2, 9))
     before = sibling(ids)[0]

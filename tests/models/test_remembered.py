@@ -222,7 +222,7 @@ def test_tables_live_no_longer_than_their_method():
     model = encoder("deberta").eval()
     output_of(model)
     memory = weakref.ref(tables._memories[model.position])
-    assert len(memory().values) == 2
+    assert set(memory().values) == {"vectors", 0, 1}
     results_of(model, "float32", True)
     assert not memory().values
     del model

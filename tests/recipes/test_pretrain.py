@@ -24,7 +24,8 @@ from whereformer.data.windows import Stage, Windows, end_padding
 from whereformer.errors import InputError
 from whereformer.lab import trackers
 from whereformer.lab.run import read_records
-from whereformer.models import encoder
+from whereformer.models import checks, encoder
+from whereformer.positions import visible_keys
 
 TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 
@@ -209,7 +210,8 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
 
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
-    monkeypatch.setattr(encoder, "can_look", lambda tensor: False)  # as for tensors of a GPU
+    for module in (encoder, checks, visible_keys):
+        monkeypatch.setattr(module, "can_look", lambda tensor: False)  # as for tensors of a GPU
     mode, real = Waits(sizes=True), Windows.batch
 
     def batch(self, number):
@@ -426,7 +428,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
         --warmup 3000 => --warmup: expected 0 to 2000, got 3000
         --tokenizer no/such => --tokenizer: expected the folder of a saved tokenizer, got 'no/such'
         --objective electra --hide-masked => --hide-masked: only for --objective mlm
-        --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even one
+        --position transformer_xl --hidden-size 15 --num-heads 5 => --hidden-size: transformer_xl needs an even number
         --position-options { => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '{'
         --position-options [3] => --position-options: expected a JSON object such as '{"num_kernels": 3}', got '[3]'
         --position-options '{"clip": 3}' => --position-options: position 'tisa' has no option 'clip'; it has num_kernels

@@ -516,8 +516,9 @@ def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[F
 def _keep_freed_memory() -> None:
     """Let this process keep the memory that it frees: each step of a training frees what the next one takes.
 
-    By default, the C library gives it back to the system at the end of a step, and every page of it has to be found and
-    cleared again in the next one. That is 7% of the time of a small model's training. Only glibc has these options.
+    By default, the C library may give it back to the system at the end of a step, and every page of it has to be found
+    and cleared again in the next one. Chance decides how much that is: up to 1,300 pages and a tenth of the time of a
+    small model's step. Only glibc has these options.
     """
     trim_threshold, mmap_threshold, most = -1, -3, 2**25
     with suppress(AttributeError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
 from .base import ModelShape, PositionMethod, check_min, float_dtype, offset_span
 from .site import Site
-from .tables import Sources
+from .tables import Layers, Sources, split_layers
 
 
 def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
@@ -36,8 +35,6 @@ def table_row(offset: int, num_buckets: int | None, max_distance: int) -> int:
 class Rows(NamedTuple):
     """The rows of the table, and the layers' parameters, which all layers share.
 
-    Parameters are split by layer once, because the gradient of each part has the size of the full parameter.
-
     Args:
         first, last: the first and the last offset.
         vectors: the rows of the table that occur, (num_rows, hidden_size).
@@ -50,9 +47,9 @@ class Rows(NamedTuple):
     last: int
     vectors: Tensor
     row_of_offset: Tensor | None
-    key_weights: Sequence[Tensor] | None
-    query_weights: Sequence[Tensor] | None
-    query_biases: Sequence[Tensor] | None
+    key_weights: Layers | None
+    query_weights: Layers | None
+    query_biases: Layers | None
     sources: Sources
 
 
@@ -137,16 +134,17 @@ class Deberta(PositionMethod):
         first, last = span
         rows = self.rows[first + self.max_distance : last + self.max_distance + 1]
         low, high = rows[-1], rows[0]
+        layer_parameters = self.key_weight, self.query_weight, self.query_bias
+        key_weights, query_weights, query_biases = (
+            None if parameter is None else split_layers(parameter) for parameter in layer_parameters
+        )
+        sources = Sources(self, self.table, *(parameter for parameter in layer_parameters if parameter is not None))
         # Flipped, because the rows of the table descend where offsets ascend.
-        vectors, row_of_offset = self.table[low : high + 1].flip(0), None
+        vectors = sources.get_or_compute("vectors", span, lambda: self.table[low : high + 1].flip(0))
+        row_of_offset = None
         if len(vectors) < len(rows):
             index = partial(torch.tensor, [high - row for row in rows], device=self.table.device)
             row_of_offset = Sources(self, self._like).get_or_compute("rows", span, index)
-        layer_parameters = self.key_weight, self.query_weight, self.query_bias
-        key_weights, query_weights, query_biases = (
-            None if parameter is None else parameter.unbind() for parameter in layer_parameters
-        )
-        sources = Sources(self, self.table, *(parameter for parameter in layer_parameters if parameter is not None))
         return Rows(first, last, vectors, row_of_offset, key_weights, query_weights, query_biases, sources)
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +16,21 @@ from ..kernels.tracing import is_eager
 
 Result = TypeVar("Result")
 
+Layers: TypeAlias = Sequence[Tensor] | Tensor
+"""What has the part of each layer at its number."""
+
 MAX_TABLES = 1024
 """The largest number of results of a module; a method has about one for each layer."""
 
 _memories: weakref.WeakKeyDictionary[nn.Module, Memory] = weakref.WeakKeyDictionary()
+
+
+def split_layers(parameter: Tensor) -> Layers:
+    """Split a parameter into the parts of its layers, (layers, ...).
+
+    All parts are taken at once where gradients are wanted: the gradient of a single part has the size of the whole.
+    """
+    return parameter.unbind() if torch.is_grad_enabled() else parameter
 
 
 class _Remembered(NamedTuple):

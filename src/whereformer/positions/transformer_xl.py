@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -23,7 +22,7 @@ from ..kernels.terms import (
 )
 from .base import ModelShape, PositionMethod, check_choice, float_dtype
 from .site import Site
-from .tables import Sources
+from .tables import Layers, Sources, split_layers
 
 FORMS = ("shifted", "factorized")
 
@@ -31,14 +30,12 @@ FORMS = ("shifted", "factorized")
 class Window(NamedTuple):
     """The offsets between affine sequences, and the layers' parameters, which all layers share.
 
-    Parameters are split by layer once, because the gradient of each part has the size of the full parameter.
-
     Args:
         first, step: the offsets are ``first``, ``first + step``, ...
         waves: the sinusoids of the offsets, (T, hidden_size).
         query_is_cls, key_is_cls: 1 for [CLS], else 0, (1, 1, n, 1).
         kernels: the kernel of each distinct layer.
-        position_biases: the position bias of each distinct layer, (heads, 1, head_dim).
+        content_biases, position_biases: the biases of each distinct layer, (heads, 1, head_dim).
         sources: all parameters; None if dropout changes the waves.
     """
 
@@ -47,8 +44,9 @@ class Window(NamedTuple):
     waves: Tensor
     query_is_cls: Tensor
     key_is_cls: Tensor
-    kernels: Sequence[Tensor]
-    position_biases: Sequence[Tensor]
+    kernels: Layers
+    content_biases: Layers
+    position_biases: Layers
     sources: Sources | None
 
 
@@ -131,9 +129,12 @@ class TransformerXL(PositionMethod):
         sources = None
         if not (self.training and self.dropout.p):
             sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
-        biases = self.position_bias.unsqueeze(2).unbind()
-        kernels, waves = self.kernel.unbind(), self.dropout(waves)
-        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, biases, sources)
+        waves = self.dropout(waves) if self.training else waves
+        kernels, content, position = (
+            split_layers(parameter)
+            for parameter in (self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2))
+        )
+        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, content, position, sources)
 
     def _constants(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
         """Return the fields of a :class:`Window` that do not depend on parameters."""
@@ -149,7 +150,11 @@ class TransformerXL(PositionMethod):
         return first, step, waves, query_is_cls, key_is_cls
 
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        return query + self._bias(self.content_bias, site.layer, query), key, value
+        if site.shared is None:
+            bias = self._bias(self.content_bias, site.layer, query)
+        else:
+            bias = site.shared.content_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
+        return query + bias, key, value
 
     def content_terms(self, query: Tensor, key: Tensor, site: Site) -> tuple[Term, ...]:
         window = self.get_shared(site)
@@ -196,7 +201,7 @@ class TransformerXL(PositionMethod):
         vectors = vectors.to(float_dtype(vectors))
         bias = window.position_biases[layer].to(vectors.dtype)
         # transform_qkv has added u to the query.
-        bias_difference = bias - self._bias(self.content_bias, site.layer, bias)
+        bias_difference = bias - window.content_biases[layer].to(vectors.dtype)
         numbers = torch.linalg.vecdot(vectors, bias_difference) * scale
         query_is_cls, key_is_cls = (
             is_cls.expand(-1, self.model.num_heads, -1, -1).to(dtype)
