@@ -181,12 +181,12 @@ class TransformerXL(PositionMethod):
             vectors, numbers, key_is_cls = tables.column
             # w is in the numbers: the sum of query and w would have to be saved for the backward.
             correction = torch.linalg.vecdot(query, vectors) + numbers
-            cls_factors.append((correction.unsqueeze(-1), key_is_cls.expand(len(query), -1, -1, -1)))
+            cls_factors.append((correction.unsqueeze(-1), key_is_cls.expand(query.shape[0], -1, -1, -1)))
         if tables.row is not None:
             vectors, query_is_cls = tables.row
             bias = window.position_biases[self.model.layer_of_pass[site.layer]].to(query.dtype)
             correction = torch.bmm(query.select(2, 0).transpose(0, 1) + bias, vectors).transpose(0, 1)
-            cls_factors.append((query_is_cls.expand(len(query), -1, -1, -1), correction.unsqueeze(-1)))
+            cls_factors.append((query_is_cls.expand(query.shape[0], -1, -1, -1), correction.unsqueeze(-1)))
         if cls_factors:
             terms += (FactorPair(*(torch.cat(factors, -1) for factors in zip(*cls_factors, strict=True))),)
         return terms
