@@ -200,9 +200,9 @@ def open_or_encode(
             raise InputError("data", told)
         counts = [TokenFile(folder / name).counts(vocabulary.size) for name in STREAMS]
         for part, count, separators in zip(("training", "held-out"), counts, pages, strict=True):
-            count[vocabulary.sep] -= separators
-            check_predictable(tokenizer, count, f"the {part} text")
-            count[vocabulary.sep] += separators
+            words = count.clone()
+            words[vocabulary.sep] -= separators  # separators end pages and do not belong to the text
+            check_predictable(tokenizer, words, f"the {part} text")
         return {"guessing": unigram_entropy(*counts)}
 
     folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say, keeps, _TextFacts)

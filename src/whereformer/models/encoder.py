@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
 from ..errors import InputError, shown
@@ -16,7 +15,7 @@ from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_look
 from ..kernels.varlen import packed_texts
 from ..positions import PositionMethod, Site
-from ..positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
+from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
 from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
 from .config import EncoderConfig
@@ -294,11 +293,7 @@ class Encoder(EncoderPreTrainedModel):
         if positions is None or positions.dim() == 3 or not self.config.causal:
             return None
         rows = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
-        if real is None:
-            begins = functional.pad(rows[:, 1:] <= rows[:, :-1], (1, 0))
-        else:
-            before, rows = previous_token(real), rows.expand(batch, -1)
-            begins = real & (before >= 0) & (rows <= rows.gather(1, before.clamp(min=0)))
+        begins = steps_between_tokens(rows, real)[0] <= 0
         if can_look(begins) and not begins.any():
             return None
         return begins.cumsum(1).expand(batch, -1)

@@ -363,8 +363,7 @@ class PositionMethod(nn.Module):
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
         needs_all_heads = [
-            method.reads_keys
-            or (type(method).transform_qkv is not PositionMethod.transform_qkv and not method.rotates_any_heads)
+            method.reads_keys or (method.overrides_transform_qkv() and not method.rotates_any_heads)
             for method in self.components(layer)
         ]
         if self.uses_query_key and not any(needs_all_heads):
@@ -382,6 +381,10 @@ class PositionMethod(nn.Module):
                 "use hidden = position.embed(hidden, positions)",
                 stacklevel=3,
             )
+
+    def overrides_transform_qkv(self) -> bool:
+        """Return whether the method may change query, key or value."""
+        return type(self).transform_qkv is not PositionMethod.transform_qkv
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
         """The methods that this one consists of, or those that act in one layer; only itself if it is not a

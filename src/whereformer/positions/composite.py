@@ -71,14 +71,11 @@ class CompositeMethod(PositionMethod):
         self.acts_on = frozenset().union(*(part.acts_on for part in self))
         self.extrapolates = all(part.extrapolates for part in self)
         self.accepts_fractional = all(part.accepts_fractional for part in self)
-        self.shift_invariant = all(part.shift_invariant for part in self) and self.depends_on_offsets_only()
+        self._depends_on_offsets_only = self._find_dependence_on_offsets()
+        self.shift_invariant = all(part.shift_invariant for part in self) and self._depends_on_offsets_only
         self.embedding_scale = max(part.embedding_scale for part in self)
         for parts in map(self.components, range(model.num_layers)):
-            changing = [
-                part
-                for part in parts
-                if type(part).transform_qkv is not PositionMethod.transform_qkv and not part.scales_query
-            ]
+            changing = [part for part in parts if part.overrides_transform_qkv() and not part.scales_query]
             for part in parts:
                 part.others_change_query |= any(changer is not part for changer in changing)
 
@@ -90,6 +87,11 @@ class CompositeMethod(PositionMethod):
         return parts if layer is None else tuple(parts[layer_part.part] for layer_part in self.layer_parts[layer])
 
     def depends_on_offsets_only(self) -> bool:
+        # Models ask in every layer of every forward.
+        return self._depends_on_offsets_only
+
+    def _find_dependence_on_offsets(self) -> bool:
+        """Compute :meth:`depends_on_offsets_only` from the parts of each layer."""
         if not all(part.depends_on_offsets_only() for part in self):
             return False
         # Where rope rotates query and key by their positions, another method's products with them depend on these, too.

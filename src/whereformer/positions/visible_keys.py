@@ -25,10 +25,23 @@ def positions_from_mask(token_mask: Tensor) -> Tensor | None:
     return (token_mask.cumsum(1) - 1).clamp(min=0)
 
 
-def previous_token(token_mask: Tensor) -> Tensor:
-    """Return the index of the last token before each one that is not padding, (batch, n); -1 where there is none."""
-    index = torch.arange(token_mask.shape[1], device=token_mask.device).where(token_mask, -1)
-    return functional.pad(index.cummax(1).values[:, :-1], (1, 0), value=-1)
+def steps_between_tokens(positions: Tensor, token_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return how far each token is from the token before it: by its position, and by its index in the row.
+
+    Both are (batch, n), and 1 for padding and for the first token of a row.
+
+    Args:
+        positions: (1 or batch, n).
+        token_mask: (batch, n), False for padding between tokens, which is skipped; None: no padding.
+    """
+    if token_mask is None:
+        steps = functional.pad(positions.diff(), (1, 0), value=1)
+        return steps, torch.ones_like(steps)
+    index = torch.arange(token_mask.shape[1], device=token_mask.device)
+    previous = functional.pad(index.where(token_mask, -1).cummax(1).values[:, :-1], (1, 0), value=-1)
+    positions, follows = positions.expand(len(token_mask), -1), token_mask & (previous >= 0)
+    steps = positions - positions.gather(1, previous.clamp(min=0))
+    return steps.where(follows, 1), (index - previous).where(follows, 1)
 
 
 def _run_starts(ids: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
 from ..checks import check_devices
+from .caches import can_cache_rotated_keys
 from .configs import separate_configs
 from .found import (
     AttentionCall,
@@ -293,5 +294,5 @@ def _hook(
         start = Start(stack, checkpointed, names, not separating.isdisjoint(layers), around=module is not begins)
         undo.append(module.register_forward_pre_hook(start, with_kwargs=True).remove)
     for module, own in layers.items():
-        enter = Enter(stack, tuple(own), counted=len(layers) < len(calls))
+        enter = Enter(stack, tuple(own), len(layers) < len(calls), can_cache_rotated_keys(position))
         undo.append(module.register_forward_pre_hook(enter, with_kwargs=True).remove)

@@ -22,7 +22,7 @@ from ...kernels.varlen import PACKED, packed_texts
 from ...positions import PositionMethod, Site
 from ...positions.none import NoPosition
 from ..inputs import CACHE
-from .caches import RotatingCache, can_cache_rotated_keys
+from .caches import RotatingCache
 from .masks import RequestedMask, texts_by_positions
 
 NAME = "whereformer"
@@ -214,11 +214,13 @@ class Enter:
         stack: the model that has the method.
         layers: the layer's numbers, one for each of its passes.
         counted: whether the layers that ran before have to be counted to tell the pass.
+        rotates_cached_keys: whether the layer stores its keys in a cache after the method has rotated them.
     """
 
     stack: Any
     layers: tuple[int, ...]
     counted: bool
+    rotates_cached_keys: bool
 
     def __call__(
         self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -251,6 +253,6 @@ class Enter:
         # Models that take this argument do not hand it on: GPT-2 itself, OPT in its layers.
         with_weights = kwargs.get("output_attentions", forward.with_weights)
         cache, rotating = kwargs.get(CACHE), None
-        if isinstance(cache, DynamicCache) and can_cache_rotated_keys(forward.position):
+        if self.rotates_cached_keys and isinstance(cache, DynamicCache):
             kwargs = {**kwargs, CACHE: (rotating := RotatingCache(cache, forward.position, forward.site_of_new, layer))}
         return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, with_weights, rotating)}

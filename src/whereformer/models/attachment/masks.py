@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import masking_utils
 from transformers.masking_utils import (
     and_masks,
@@ -27,7 +26,7 @@ from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
-from ...positions.visible_keys import positions_from_mask, positions_in_documents, previous_token
+from ...positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from ..checks import real_tokens
 
 
@@ -160,24 +159,9 @@ def _refuse_operator(*_: Any) -> Any:
 
 
 for _name in (
-    "add",
-    "sub",
-    "rsub",
-    "mul",
-    "rmul",
-    "truediv",
-    "rtruediv",
-    "and",
-    "rand",
-    "or",
-    "ror",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-):
-    setattr(RequestedMask, f"__{_name}__", _refuse_operator)
-for _name in ("neg", "invert", "float", "int"):
+    "add", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "rand", "or", "ror",
+    "lt", "le", "gt", "ge", "neg", "invert", "float", "int",
+):  # fmt: skip
     setattr(RequestedMask, f"__{_name}__", _refuse_operator)
 
 
@@ -227,13 +211,8 @@ def texts_by_positions(positions: Tensor, real: Tensor | None) -> Tensor | None:
         positions: (1 or batch, n), whole.
         real: (batch, n) bool, True = a token, False = padding; None: all are tokens.
     """
-    if real is None:
-        begins = functional.pad(positions.diff() != 1, (1, 0))
-    else:
-        before, positions = previous_token(real), positions.expand(len(real), -1)
-        step = positions - positions.gather(1, before.clamp(min=0))
-        tokens = torch.arange(real.shape[1], device=real.device) - before
-        begins = real & (before >= 0) & (step != 1) & (step != tokens)
+    steps, distances = steps_between_tokens(positions, real)
+    begins = (steps != 1) & (steps != distances)
     return None if can_look(begins) and not begins.any() else begins.cumsum(1)
 
 
