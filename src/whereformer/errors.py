@@ -29,11 +29,11 @@ class InputError(ValueError):
         return self.reason if self.field is None else f"{self.field}: {self.reason}"
 
 
-LONGEST_NAME = 300
+MAX_NAME = 300
 """Longer paths are cut where an error quotes them."""
-LONGEST_LINE = 1000
+MAX_LINE = 1000
 """Longer errors are cut in the middle, because advice stands at the end."""
-MOST_LISTED = 10
+MAX_LISTED = 10
 """The most names that an error lists."""
 
 
@@ -52,7 +52,7 @@ def printable(text: str) -> str:
     return text
 
 
-def shown(value: object, width: int = 60) -> str:
+def short_repr(value: object, width: int = 60) -> str:
     """Return ``repr(value)`` for an error, cut to ``width`` characters: untrusted values may be of any size."""
     try:
         text = repr(value).replace("\n", " ")  # arrays have lines
@@ -61,21 +61,21 @@ def shown(value: object, width: int = 60) -> str:
     return text if len(text) <= width else f"{text[:width]}..."
 
 
-def some_of(names: Iterable[object], width: int = 60) -> str:
-    """Return names in a row, for an error: the first MOST_LISTED, each cut, and the number of the others."""
+def list_some(names: Iterable[object], width: int = 60) -> str:
+    """Return names in a row, for an error: the first MAX_LISTED, each cut, and the number of the others."""
     every = [*map(str, names)] or ["none"]
-    cut = [name if len(name) <= width else f"{name[:width]}..." for name in every[:MOST_LISTED]]
-    more = [f"... ({len(every) - MOST_LISTED} more)"] if len(every) > MOST_LISTED else []
+    cut = [name if len(name) <= width else f"{name[:width]}..." for name in every[:MAX_LISTED]]
+    more = [f"... ({len(every) - MAX_LISTED} more)"] if len(every) > MAX_LISTED else []
     return ", ".join([*cut, *more])
 
 
-def meant(word: str, known: Iterable[str]) -> str:
+def suggest(word: str, known: Iterable[str]) -> str:
     """Return the question in an error whether a known name was meant that is close to a word; "" if none is."""
     close = get_close_matches(word.lower(), known, n=1, cutoff=0.7)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def listed(words: Iterable[object]) -> str:
+def join_words(words: Iterable[object]) -> str:
     """Join words as in a sentence: a, b and c."""
     *first, last = map(str, words)
     return f"{', '.join(first)} and {last}" if first else last
@@ -84,7 +84,7 @@ def listed(words: Iterable[object]) -> str:
 def one_line(message: str) -> str:
     """Return an error's message as one printable line: every run of white space becomes a space."""
     line = printable(" ".join(message.split()))
-    return line if len(line) <= LONGEST_LINE else f"{line[: LONGEST_LINE - 300]}...{line[-300:]}"
+    return line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 300]}...{line[-300:]}"
 
 
 def fail(message: str, code: int = 2) -> int:

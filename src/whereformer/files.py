@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import LONGEST_NAME, InputError, one_line, shown
+from .errors import MAX_NAME, InputError, one_line, short_repr
 
-FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The system's errors about a full disk: of the disk, of a limit of a file's size, and of a quota."""
 _IN_WORDS = re.compile(
-    rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
+    rf"\(os error ({'|'.join(map(str, DISK_FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
 )
 """How safetensors and tokenizers tell such an error, and torch.save that it cannot write."""
-TRIAL = ".whereformer-trial"
+TRIAL_FOLDER = ".whereformer-trial"
 """The folder that is written and removed where outputs will be written."""
 
 
@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     partial = target.with_name(target.name + ".partial")
     remove(partial)
     try:
-        with naming(path):
+        with name_full_disk(path):
             with partial.open("xb") as file:
                 file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             _sync(partial)
@@ -60,7 +60,7 @@ def new_folder(folder: Path) -> Iterator[Path]:
     partial = target.with_name(target.name + ".partial")
     remove(partial)
     try:
-        with naming(folder):
+        with name_full_disk(folder):
             partial.mkdir(parents=True)
             yield partial
             move_folder(partial, target)
@@ -88,12 +88,12 @@ def check_replaceable(field: str | None, folder: Path) -> None:
         InputError: for ``field``, if there is something else, or a folder that cannot be removed.
     """
     _check_folder(field, folder)
-    named = shown(str(folder), LONGEST_NAME)
+    named = short_repr(str(folder), MAX_NAME)
     if os.path.ismount(_follow(folder)):
         raise InputError(field, f"a disk is mounted at {named}, so it cannot be replaced; mount it at a folder above")
     for subfolder, _, _ in os.walk(_follow(folder)):
         if not os.access(subfolder, os.W_OK | os.X_OK):
-            raise InputError(field, f"cannot replace {named}: {shown(subfolder, LONGEST_NAME)} is read-only")
+            raise InputError(field, f"cannot replace {named}: {short_repr(subfolder, MAX_NAME)} is read-only")
 
 
 def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
@@ -129,11 +129,11 @@ def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[s
 
 def _try_folder(field: str, folder: Path) -> None:
     try:
-        with new_folder(folder / TRIAL) as partial:
+        with new_folder(folder / TRIAL_FOLDER) as partial:
             (partial / "file").write_bytes(b"written")
-        remove(folder / TRIAL)
+        remove(folder / TRIAL_FOLDER)
     except OSError as error:
-        named = shown(str(folder), LONGEST_NAME)
+        named = short_repr(str(folder), MAX_NAME)
         raise InputError(field, f"cannot write to {named}: {error.strerror or error}") from None
 
 
@@ -142,12 +142,12 @@ def _check_folder(field: str | None, path: Path) -> None:
     _check_no_broken_link(field, path)
     if path.exists() and not path.is_dir():
         kind = "a file" if path.is_file() else "a pipe, socket or device"
-        raise InputError(field, f"expected a folder or nothing, got {kind}: {shown(str(path), LONGEST_NAME)}")
+        raise InputError(field, f"expected a folder or nothing, got {kind}: {short_repr(str(path), MAX_NAME)}")
 
 
 def _check_no_broken_link(field: str | None, path: Path) -> None:
     if path.is_symlink() and not path.exists():
-        raise InputError(field, f"{shown(str(path), LONGEST_NAME)} is a link that leads nowhere; remove or mend it")
+        raise InputError(field, f"{short_repr(str(path), MAX_NAME)} is a link that leads nowhere; remove or mend it")
 
 
 def _follow(path: Path) -> Path:
@@ -162,7 +162,7 @@ def check_regular(field: str | None, *paths: Path) -> None:
         InputError: for ``field``, if one is something else, is not there, or cannot be seen.
     """
     for path in paths:
-        named = shown(str(path), LONGEST_NAME)
+        named = short_repr(str(path), MAX_NAME)
         try:
             path.stat()
         except FileNotFoundError:
@@ -198,12 +198,12 @@ def read_json(field: str, file: Path, kind: type) -> Any:
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(field, f"{file} can't be read ({one_line(str(error))})") from None
     if not isinstance(found, kind):
-        raise InputError(field, f"expected a {kind.__name__} in {file}, got {shown(found)}")
+        raise InputError(field, f"expected a {kind.__name__} in {file}, got {short_repr(found)}")
     return found
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_full_disk(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.
 
     Raises:
@@ -212,19 +212,19 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not full_disk(error):
+        if not is_disk_full(error):
             raise
-        raise InputError(None, no_room(path)) from None
+        raise InputError(None, format_no_space(path)) from None
 
 
-def full_disk(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an error says that nothing more can be written."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
+        return error.errno in DISK_FULL
     return not isinstance(error, InputError) and _IN_WORDS.search(str(error)) is not None
 
 
-def no_room(path: Path | str) -> str:
+def format_no_space(path: Path | str) -> str:
     """Return the line that tells a user about a full disk."""
     return f"cannot write {path}: no space left on the disk; make room, then run the same command again"
 

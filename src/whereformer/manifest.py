@@ -23,55 +23,55 @@ from .provenance import versions
 NAME = "manifest.json"
 NOT_LISTED = {NAME, "README.md", ".lock"}
 """Files that decide nothing, of which people may write a model card."""
-SEAL = "check"
+HASH_KEY = "check"
 """The name of the hash of JSON in itself."""
-LARGEST = 1e300
+MAX_NUMBER = 1e300
 """The largest number in JSON that a program of ours wrote; larger ones may overflow."""
 
 
-def sealed(content: Mapping[str, Any], indent: int | None = None) -> str:
-    """Return JSON with a hash of itself, which :func:`unsealed` compares."""
-    return json.dumps({**content, SEAL: fingerprint([json.dumps(content)])}, indent=indent) + "\n"
+def dump_with_hash(content: Mapping[str, Any], indent: int | None = None) -> str:
+    """Return JSON with a hash of itself, which :func:`load_with_hash` compares."""
+    return json.dumps({**content, HASH_KEY: fingerprint([json.dumps(content)])}, indent=indent) + "\n"
 
 
-def unsealed(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON that :func:`sealed` wrote.
+def load_with_hash(text: str | bytes) -> dict[str, Any]:
+    """Return the JSON that :func:`dump_with_hash` wrote.
 
     Raises:
         ValueError: if it is something else, or was changed.
     """
     try:
         content = json.loads(text)
-        if content.pop(SEAL) == fingerprint([json.dumps(content)]):
+        if content.pop(HASH_KEY) == fingerprint([json.dumps(content)]):
             return dict(content)
     except (KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ValueError("it is not as it was written")
 
 
-def fits(kind: Any, value: Any) -> bool:
+def matches_type(kind: Any, value: Any) -> bool:
     """Return whether a value of JSON is of a type, or has the fields of a dataclass with their types.
 
     A seal tells damage, but not who wrote a file. Tuples are lists, and of annotated types, the second one counts.
     """
     found, inner = get_origin(kind) or kind, get_args(kind) or (Any,)
     if found is Annotated:
-        return fits(inner[1], value)
+        return matches_type(inner[1], value)
     if is_dataclass(found):
         types = get_type_hints(found, include_extras=True)
         needed = {each.name for each in fields(found) if each.default is each.default_factory is MISSING}
         known = isinstance(value, dict) and needed <= value.keys() <= types.keys()
-        return known and all(fits(types[name], each) for name, each in value.items())
+        return known and all(matches_type(types[name], each) for name, each in value.items())
     if found in (Union, UnionType):
-        return any(fits(each, value) for each in inner)
+        return any(matches_type(each, value) for each in inner)
     if found is tuple and Ellipsis not in inner:
-        return isinstance(value, list) and len(value) == len(inner) and all(map(fits, inner, value))
+        return isinstance(value, list) and len(value) == len(inner) and all(map(matches_type, inner, value))
     if found in (list, tuple):
-        return isinstance(value, list) and all(fits(inner[0], each) for each in value)
+        return isinstance(value, list) and all(matches_type(inner[0], each) for each in value)
     if found is dict:
-        return isinstance(value, dict) and all(fits(inner[-1], each) for each in value.values())
+        return isinstance(value, dict) and all(matches_type(inner[-1], each) for each in value.values())
     if found in (int, float):
-        return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= LARGEST
+        return isinstance(value, int | found) and not isinstance(value, bool) and abs(value) <= MAX_NUMBER
     if found is Literal:
         return value in inner
     return found is Any or isinstance(value, found)  # which raises a TypeError if it is not a type
@@ -160,7 +160,7 @@ def write(folder: Path, facts: Mapping[str, Any]) -> None:
     """Write the manifest of all files in a folder; ``facts`` says as JSON what they are of, such as the settings."""
     files = {name: _described(path) for name, path in _files(folder).items()}
     content = {"facts": facts, "versions": versions(), "files": files}
-    write_atomically(folder / NAME, sealed(content, indent=1))
+    write_atomically(folder / NAME, dump_with_hash(content, indent=1))
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def version(folder: Path) -> str:
     return str(_content(folder)["versions"].get("whereformer"))
 
 
-def problem(folder: Path, facts: Mapping[str, Any] | None = None) -> str | None:
+def find_problem(folder: Path, facts: Mapping[str, Any] | None = None) -> str | None:
     """Return why a folder is not what its manifest says, in a few words, or None if it is.
 
     ``facts`` is what the files have to be of, if that is known; the manifest must say the same.
@@ -208,7 +208,7 @@ def _content(folder: Path) -> dict[str, Any]:
     path = folder / NAME
     if path.exists():
         check_regular(None, path)
-    content = unsealed(path.read_bytes())
+    content = load_with_hash(path.read_bytes())
     if not all(isinstance(content.get(part), dict) for part in ("facts", "versions", "files")):
         raise ValueError("it is no manifest")
     return content

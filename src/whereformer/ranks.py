@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import LONGEST_NAME, InputError, shown
-from .files import full_disk
+from .errors import MAX_NAME, InputError, short_repr
+from .files import is_disk_full
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ ends the others."""
 ARRIVAL = timedelta(seconds=50)
 """How long processes wait for one another at the start. A launcher starts them all at once."""
 
-MOST = 2**20
+MAX_PROCESSES = 2**20
 """The most processes."""
 
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
@@ -52,18 +52,18 @@ def size() -> int:
     Raises:
         InputError: if one of them is no such number.
     """
-    return _told("WORLD_SIZE", 1, MOST) if "RANK" in os.environ else 1
+    return _read_env("WORLD_SIZE", 1, MAX_PROCESSES) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
     """Return the number of this process; 0 is the main process."""
-    return _told("RANK", 0, size() - 1) if size() > 1 else 0
+    return _read_env("RANK", 0, size() - 1) if size() > 1 else 0
 
 
-def _told(name: str, least: int, most: int) -> int:
+def _read_env(name: str, least: int, most: int) -> int:
     value = os.environ.get(name, str(least))
     if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= most:
-        raise InputError(None, f"expected {name} from {least} to {most}, got {shown(value)}; {LAUNCHER}")
+        raise InputError(None, f"expected {name} from {least} to {most}, got {short_repr(value)}; {LAUNCHER}")
     return int(value)
 
 
@@ -91,7 +91,7 @@ def join(device: torch.device) -> None:
     store.set_timeout(PATIENCE)
     _joined["group"] = None
     if device.type == "cuda":
-        torch.cuda.set_device(_told("LOCAL_RANK", 0, count - 1))
+        torch.cuda.set_device(_read_env("LOCAL_RANK", 0, count - 1))
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     if backend != "gloo":
@@ -158,17 +158,17 @@ def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
     except Timeout:
         raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
     except (OSError, ValueError) as error:
-        if full_disk(error):
+        if is_disk_full(error):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise InputError(field, f"cannot write to {shown(str(out), LONGEST_NAME)}: {reason}") from None
+        raise InputError(field, f"cannot write to {short_repr(str(out), MAX_NAME)}: {reason}") from None
 
 
-def tells() -> bool:
+def should_print_errors() -> bool:
     """Return whether this process says why it fails. Before they join, those of a machine fail alike."""
     return bool(_joined) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def lost_another(error: Exception) -> bool:
+def is_lost_process(error: Exception) -> bool:
     """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
     return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)

@@ -120,7 +120,7 @@ def test_a_method_that_is_not_yet_learning_has_no_rank():
     page = report_of({**METHODS, "learned": {"loss": 4.52}}).page()
     cells = {row[1]: row for row in Page(page).cells}
     assert cells["learnednot learning"][0] == TO
-    assert "learned is not yet learning: the loss is not clearly lower than that of none. Train longer" in page
+    assert "learned is not learning yet: its loss is not clearly lower than that of none. Train longer" in page
     assert "(--steps 240)" in page
 
 

@@ -81,7 +81,7 @@ def test_a_method_on_the_plateau_of_none_has_no_rank():
     rows, told = ranked(**losses)
     assert rows == [("rope", 1), ("none", 2), ("learned", None)]
     assert told[0].startswith("Too few steps to choose: rope leads")
-    assert told[1].startswith("learned is not yet learning: the loss is not clearly lower than that of none.")
+    assert told[1].startswith("learned is not learning yet: its loss is not clearly lower than that of none.")
     assert "--steps 4" in told[1]
     # Causal models learn order without positions, too.
     assert all(row.rank for row in rank(methods(**losses), None, 1).rows)

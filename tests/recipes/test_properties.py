@@ -11,7 +11,7 @@ from tests.recipes.test_compare import run
 from whereformer.analysis.comparison import Outcome
 from whereformer.cli.main import main
 from whereformer.lab.recipe import RECIPE
-from whereformer.manifest import sealed
+from whereformer.manifest import dump_with_hash
 from whereformer.recipes import properties
 from whereformer.recipes.properties import Tick
 
@@ -60,7 +60,7 @@ def changed(comparison, folder, change):
     lines = change(first["options"], lines) or lines
     for line in (first, *lines):
         line.pop("check")
-    path.write_text("".join(map(sealed, (first, *lines))))  # as if it had been written like this
+    path.write_text("".join(map(dump_with_hash, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ..errors import listed
+from ..errors import join_words
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
 from .findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
@@ -152,7 +152,7 @@ def verdict(models: Sequence[ModelFindings]) -> str:
     of, shares = toeplitzness_of(models)
     low, high = (f"{end(shares.values(), default=0.0):.2f}" for end in (min, max))
     if len(shares) > 1 and low != high:
-        least, most = (listed([name for name in shares if f"{shares[name]:.2f}" == end]) for end in (low, high))
+        least, most = (join_words([name for name in shares if f"{shares[name]:.2f}" == end]) for end in (low, high))
         return (
             f"Distance alone counts the most for the {of} of {most} (Toeplitzness {high}) and the least for those of "
             f"{least} ({low})."

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
-from ..errors import listed
+from ..errors import join_words
 
 SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
@@ -154,10 +154,10 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
     """
     found, waiting = [_verdict(ranking, baseline, guessing, steps)], ranking.waiting
     if waiting:
+        are = "is not learning yet: its loss is" if len(waiting) == 1 else "are not learning yet: their loss is"
         found.append(
-            f"{listed(waiting)} {'is' if len(waiting) == 1 else 'are'} not yet learning: the loss is not clearly lower "
-            f"than that of {baseline}. Train longer (--steps {AHEAD * steps}); with this text, or so few steps, order "
-            "has not helped yet."
+            f"{join_words(waiting)} {are} not clearly lower than that of {baseline}. Train longer "
+            f"(--steps {AHEAD * steps}); on this text, or in so few steps, word order has not helped yet."
         )
     if ranking.unsettled:
         pairs = ", ".join(f"{better} before {worse}" for better, worse in ranking.unsettled[:MOST_PAIRS])
@@ -182,9 +182,9 @@ def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> st
     rivals = [row.position for row in rows if any((name, row.position) in ranking.unsettled for name in best)]
     rivals += ranking.waiting  # their curves tell nothing yet
     if rivals:
-        lead = f"{listed(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
+        lead = f"{join_words(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
         more = "" if ranking.waiting else f" Train longer: --steps {AHEAD * steps}."  # which is said of those
-        return f"Too few steps to choose: {lead}, but {listed(rivals)} may catch up.{more}"
+        return f"Too few steps to choose: {lead}, but {join_words(rivals)} may catch up.{more}"
     if len(best) == 1:
         return f"{best[0]} predicts this text best."
-    return f"{listed(best)} predict this text best; they can't be told apart."
+    return f"{join_words(best)} predict this text best; they can't be told apart."

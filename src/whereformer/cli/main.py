@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import Any, ClassVar
 
-from ..errors import InputError, meant
+from ..errors import InputError, suggest
 from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
@@ -104,7 +104,7 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     name, rest = " ".join(given[:words]), given[words:]
     if name not in COMMANDS:
         two = any(each.startswith(f"{name.lower()} ") for each in COMMANDS)  # then the second word is another one
-        hint = meant(" ".join(given[: 1 + two]), COMMANDS)
+        hint = suggest(" ".join(given[: 1 + two]), COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from ..errors import LONGEST_NAME, InputError, shown, some_of
+from ..errors import MAX_NAME, InputError, list_some, short_repr
 from ..files import check_regular
 from ..manifest import fingerprint, fingerprint_of_files
 from .read import JSON, TABLES, Document, documents_in, reading
@@ -102,7 +102,7 @@ class Text:
     @property
     def about_files(self) -> str:
         """Which files are read, in a line for people to read."""
-        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}"
+        return f"the text is {list_some(self.files, MAX_NAME) if self.files else self.source}"
 
     @cached_property
     def fingerprint(self) -> str:
@@ -149,7 +149,7 @@ class Text:
             if empty and str(file) in self.paths:
                 raise InputError("data", f"{file} is empty")
         if none:
-            raise InputError("data", f"no text in {some_of(self.paths, LONGEST_NAME)}")
+            raise InputError("data", f"no text in {list_some(self.paths, MAX_NAME)}")
 
     def pages(self) -> Iterator[str]:
         """Yield the pages of all documents, as :func:`pages_of` cuts them."""
@@ -176,9 +176,9 @@ def _files(given: str) -> list[Path]:
             return [path]
         elif glob.has_magic(given):
             found = [match for match in map(Path, sorted(glob.glob(given, recursive=True))) if match.is_file()]
-            none = f"no file matches {shown(given, LONGEST_NAME)}"
+            none = f"no file matches {short_repr(given, MAX_NAME)}"
         else:
-            none, found = f"no such file or folder: {shown(given, LONGEST_NAME)}", []
+            none, found = f"no such file or folder: {short_repr(given, MAX_NAME)}", []
     if not found:
         raise InputError("data", none)
     return found

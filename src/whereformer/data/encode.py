@@ -57,15 +57,15 @@ def cached(
         fill: writes all files into an empty folder, and returns the facts.
         say: is told what happens.
         keeps: says whether a folder of another version serves, if there is none of this version.
-        facts: the type of the facts, as :func:`whereformer.manifest.fits` takes it.
+        facts: the type of the facts, as :func:`whereformer.manifest.matches_type` takes it.
 
     Raises:
         InputError: if another command is writing to the cache; and what ``fill`` raises.
     """
 
     def find_problem(folder: Path) -> str | None:
-        problem = manifest.problem(folder)
-        if problem is None and not manifest.fits(facts, manifest.read(folder)):
+        problem = manifest.find_problem(folder)
+        if problem is None and not manifest.matches_type(facts, manifest.read(folder)):
             return f"its {manifest.NAME} has something else"
         return problem
 

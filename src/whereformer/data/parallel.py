@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from ..errors import LONGEST_NAME, InputError, listed, shown, some_of
+from ..errors import MAX_NAME, InputError, join_words, list_some, short_repr
 from ..files import check_regular
 from ..manifest import fingerprint_of_files
 from . import subwords
@@ -65,7 +65,7 @@ class Pairs:
             for file in self.files:
                 Table(self.field, file)
         elif len(self.files) != 2:
-            got = some_of(self.files, LONGEST_NAME)
+            got = list_some(self.files, MAX_NAME)
             raise InputError(self.field, f"expected {', '.join(TABLES)} files, or two files of lines, got {got}")
         else:
             check_regular(self.field, *self.files)
@@ -101,11 +101,11 @@ class Pairs:
         table = Table(self.field, file, quotes=file.suffix.lower() != ".tsv")
         names = self._named or table.names
         if len(names) not in (0, 2):
-            raise InputError("columns", f"{file} has columns {some_of(names)}; name two of them, such as en,de")
+            raise InputError("columns", f"{file} has columns {list_some(names)}; name two of them, such as en,de")
         for number, cells in enumerate(table.rows(names), 1):
             if not all(cell is None or isinstance(cell, str) for cell in cells):
                 raise InputError(
-                    "columns", f"{file}, row {number}: expected text in {listed(names)}, got {shown(cells)}"
+                    "columns", f"{file}, row {number}: expected text in {join_words(names)}, got {short_repr(cells)}"
                 )
             yield cells[0] or "", cells[1] or ""
 

@@ -15,7 +15,7 @@ from typing import IO, Any, TypeVar
 import pyarrow as pa
 from pyarrow import parquet
 
-from ..errors import LONGEST_NAME, InputError, one_line, shown, some_of
+from ..errors import MAX_NAME, InputError, list_some, one_line, short_repr
 from ..files import check_regular
 
 Line = TypeVar("Line", str, bytes)
@@ -51,7 +51,7 @@ def reading(field: str, file: Path) -> Iterator[None]:
     except (pa.ArrowException, csv.Error, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
-        raise InputError(field, f"cannot read {shown(str(file), LONGEST_NAME)}: {reason}") from None
+        raise InputError(field, f"cannot read {short_repr(str(file), MAX_NAME)}: {reason}") from None
 
 
 def read_lines(field: str, file: Path) -> Iterator[str]:
@@ -106,7 +106,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:
-            got = shown(str(self.file), LONGEST_NAME)
+            got = short_repr(str(self.file), MAX_NAME)
             raise InputError(self.field, f"expected a {', '.join(TABLES[:-1])} file, got {got}")
         check_regular(self.field, self.file)
 
@@ -136,7 +136,9 @@ class Table:
         """
         missing = [name for name in names if name not in self.names]
         if ambiguous := [name for name in names if self.names.count(name) > 1]:
-            raise InputError(self.field, f"{self.file} has several columns named {shown(ambiguous[0])}; rename them")
+            raise InputError(
+                self.field, f"{self.file} has several columns named {short_repr(ambiguous[0])}; rename them"
+            )
         if self._kind not in JSON:
             self._check_there(missing)
         for number, row in enumerate(self._rows(names), 1):
@@ -145,7 +147,7 @@ class Table:
             for name, cell in zip(names, cells, strict=True):
                 if isinstance(cell, str) and len(cell) > MOST_CELL:
                     told = f"expected at most {MOST_CELL:,} characters in a cell, got {len(cell):,}"
-                    raise InputError(self.field, f"{self.file}, row {number}, {shown(name)}: {told}")
+                    raise InputError(self.field, f"{self.file}, row {number}, {short_repr(name)}: {told}")
             yield cells
         self._check_there(missing)
 
@@ -169,7 +171,7 @@ class Table:
 
     def _check_there(self, missing: Sequence[str]) -> None:
         if missing and self.names:  # without names, there are no rows either
-            told = f"{self.file} has no column {shown(missing[0])}; name one of {some_of(self.names)}"
+            told = f"{self.file} has no column {short_repr(missing[0])}; name one of {list_some(self.names)}"
             raise InputError(self.field, told)
 
     def _objects(self) -> Iterator[dict[str, Any]]:
@@ -185,7 +187,7 @@ class Table:
                 raise InputError(self.field, f"{place}: not JSON ({getattr(error, 'msg', error)})") from None
             row = {"text": row} if isinstance(row, str) else row
             if not isinstance(row, dict):
-                raise InputError(self.field, f"{place}: expected an object or a string, got {shown(row, 40)}")
+                raise InputError(self.field, f"{place}: expected an object or a string, got {short_repr(row, 40)}")
             yield {name: _whole(cell) for name, cell in row.items()}
 
     @contextmanager

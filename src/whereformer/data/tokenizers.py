@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import LONGEST_NAME, InputError, one_line, shown
+from ..errors import MAX_NAME, InputError, one_line, short_repr
 from ..files import check_regular_in
 
 if TYPE_CHECKING:
@@ -144,7 +144,9 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
     except Exception as error:
         # For a missing or broken file the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        raise InputError(field, f"no tokenizer can be read from {shown(str(place), LONGEST_NAME)} ({reason})") from None
+        raise InputError(
+            field, f"no tokenizer can be read from {short_repr(str(place), MAX_NAME)} ({reason})"
+        ) from None
     return found
 
 
@@ -155,7 +157,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
         InputError: if there is none, or it lacks a special token that pretraining needs.
     """
     if not path.is_dir():
-        got = shown(str(path), LONGEST_NAME)
+        got = short_repr(str(path), MAX_NAME)
         raise InputError("tokenizer", f"expected the folder of a saved tokenizer, got {got}")
     tokenizer: Any = read_tokenizer(path, "tokenizer")
     if not getattr(tokenizer, "is_fast", False):

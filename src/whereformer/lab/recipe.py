@@ -21,7 +21,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from .._extras import STUDIES, require
-from ..errors import InputError, listed, meant, shown
+from ..errors import InputError, join_words, short_repr, suggest
 from .options import MOST_COUNT, MOST_RUNS, MOST_SEED, MOST_SIZE
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Range:
                 expected = f"a number above {self.low:g} and below {self.high:g}"
             elif self.high in (MOST_SIZE, MOST_COUNT):  # which few will ever meet
                 expected = f"at most {self.high}" if number > self.high else f"at least {self.low}"
-            raise InputError(name, f"expected {expected}, got {shown(number)}")
+            raise InputError(name, f"expected {expected}, got {short_repr(number)}")
 
 
 Between = partial(Range, ends=False)
@@ -234,7 +234,7 @@ def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
 
     results: dict[str, list[str]] = {}
     for name, versions in by.items():
-        results.setdefault(listed(versions), []).append(name)
+        results.setdefault(join_words(versions), []).append(name)
     if results.keys() <= {this_version()}:
         return report
     sentence = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
@@ -385,8 +385,8 @@ def _one(name: str, kind: Any, value: Any) -> Any:
     if get_origin(kind) is Literal:
         if value in get_args(kind):
             return value
-        hint = meant(str(value), get_args(kind))
-        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {shown(value)}{hint}")
+        hint = suggest(str(value), get_args(kind))
+        raise InputError(name, f"expected {', '.join(get_args(kind))}, got {short_repr(value)}{hint}")
     allowed = {int: (int, str), float: (float, int, str), str: (str, Path), Path: (str, Path)}.get(kind, (kind,))
     if isinstance(value, allowed) and isinstance(value, bool) == (kind is bool):
         try:
@@ -394,7 +394,7 @@ def _one(name: str, kind: Any, value: Any) -> Any:
         except (ValueError, OverflowError):
             pass
     expected = {int: "a whole number", float: "a number"}.get(kind, kind.__name__)
-    raise InputError(name, f"expected {expected}, got {shown(value)}")
+    raise InputError(name, f"expected {expected}, got {short_repr(value)}")
 
 
 def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
@@ -403,5 +403,5 @@ def _several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, .
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
     if "" in words and any(words):
-        raise InputError(name, f"expected something between commas, got {shown(value)}")
+        raise InputError(name, f"expected something between commas, got {short_repr(value)}")
     return tuple(dict.fromkeys(_one(name, kind, word) for word in words if word != ""))

@@ -23,7 +23,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError, listed, one_line
+from ..errors import InputError, join_words, one_line
 from ..files import new_folder, remove
 from ..provenance import this_version
 from .optimizer import build_optimizer, build_schedule
@@ -304,14 +304,14 @@ def _folders(folder: Path, last: float = math.inf) -> list[Path]:
 def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
     """Return the last whole checkpoint of a training. Say which are passed over."""
     for folder in reversed(_folders(of.folder)):
-        if (problem := manifest.problem(folder, {"what": of.what})) is None:
+        if (problem := manifest.find_problem(folder, {"what": of.what})) is None:
             done: Any = manifest.read(folder).get("done")
-            if manifest.fits(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
+            if manifest.matches_type(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
                 found.versions = found.versions or [manifest.version(folder)]
                 refused = [version for version in found.versions if not of.keeps(version)]
                 if not refused:
                     return folder, found
-                problem = f"it is of whereformer {listed(refused)} (--keep-versions continues it)"
+                problem = f"it is of whereformer {join_words(refused)} (--keep-versions continues it)"
             else:
                 problem = "its manifest has something else"
         of.say(f"passing over {folder}: {problem}")

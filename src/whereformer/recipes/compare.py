@@ -14,7 +14,7 @@ from itertools import islice, product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
-from ..errors import InputError, listed
+from ..errors import InputError, join_words
 from ..lab.options import MOST_COUNT, MOST_RATE, MOST_RUNS, MOST_SIZE, find_device
 from ..lab.recipe import RECIPE, Between, Counts, Free, ManyRuns, Names, Numbers, Range, lazily
 from ..lab.sheet import Column, Sheet
@@ -454,7 +454,7 @@ class Compare(ManyRuns):
             sizes != (self.steps, len(self.judged), windows) or isinstance(outcome.scores[0], str)
         ):
             return "its record lacks losses or scores"
-        found = manifest.problem(folder, self.facts(seed, position))
+        found = manifest.find_problem(folder, self.facts(seed, position))
         return None if found is None else f"{folder}: {found}"
 
     def problem_of_trials(self, key: tuple[str], trials: Trials) -> str | None:
@@ -521,11 +521,11 @@ class Compare(ManyRuns):
         ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
         told = rankings.sentences(ranking, encoders.BASELINE, material.guessing, self.steps)
         if failed:
-            told.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
+            told.append(f"No result, because the loss was not finite (NaN or inf): {join_words(failed)}.")
         goal = "predict the next token" if self.causal else "fill in masked tokens"
         told.append(
             f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, "
-            f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}, to {goal} of {material.source}."
+            f"seed{'s' if len(seeds) > 1 else ''} {join_words(seeds)}, to {goal} of {material.source}."
         )
         parts: list[Any] = [
             drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
@@ -567,7 +567,9 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
         what, *key = json.loads(name)
         if what != "train":
             continue
-        if not (manifest.fits(tuple[int, str], key) and manifest.fits(drawing.Outcome, record["value"])):
+        if not (
+            manifest.matches_type(tuple[int, str], key) and manifest.matches_type(drawing.Outcome, record["value"])
+        ):
             raise InputError("out", f"{path} has something else as {name}; run the same whereformer compare again")
         outcome = drawing.Outcome(**record["value"])
         if not outcome.failed:

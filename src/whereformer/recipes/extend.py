@@ -120,7 +120,7 @@ class Extend(Recipe):
 
         def problem(key: Any, outcome: Outcome) -> str | None:
             whole = outcome.curve and len(outcome.losses) == self.steps
-            return manifest.problem(model, about) if whole else "its record lacks losses or scores"
+            return manifest.find_problem(model, about) if whole else "its record lacks losses or scores"
 
         outcome = run.each(
             [()],

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.read import Table, fetched
-from ..errors import LONGEST_NAME, InputError, meant, shown, some_of
+from ..errors import MAX_NAME, InputError, list_some, short_repr, suggest
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -94,7 +94,7 @@ class Data:
     @property
     def judged(self) -> dict[str, Any]:
         """Those to judge by, by the name that result tables use."""
-        return {shown: self.splits[split] for split, shown in self.task.judged}
+        return {name: self.splits[split] for split, name in self.task.judged}
 
     def converted(self, convert: Callable[[Any], Any]) -> Data:
         """Return the task with what a function makes of the rows of each split."""
@@ -121,9 +121,9 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
         names = tuple(GLUE)
     for name in names:
         if name not in GLUE:
-            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}{meant(name, GLUE)}")
+            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {short_repr(name)}{suggest(name, GLUE)}")
     if folder is not None and not folder.is_dir():
-        raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
+        raise InputError("data", f"no such folder: {short_repr(str(folder), MAX_NAME)}")
     return [_glue(GLUE[name], folder, train_rows) for name in names]
 
 
@@ -169,7 +169,7 @@ def load_own(
     if not regression:
         classes = tuple(sorted({name for name in map(_name, splits["train"].labels) if name is not None}))
         if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
+            raise InputError("label", f"expected at least two classes in {train}, got {list_some(classes)}")
         task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
     places = {name: place for place, name in enumerate(task.classes or ())}
     splits = {split: _numbered(each, task, tables[split], places) for split, each in splits.items()}
@@ -196,7 +196,7 @@ def _read(table: Table, task: Task) -> Split:
     rows = list(table.rows((*task.texts, task.label)))  # which tells of a column that no row has first
     for number, (*texts, label) in enumerate(rows, 1):
         if not all(isinstance(text, str) for text in texts):
-            expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
+            expected = f"expected text in {' and '.join(task.texts)}, got {short_repr(tuple(texts))}"
             raise InputError(table.field, f"{table.file}, row {number}: {expected}")
         found.texts.append(tuple(texts))
         found.labels.append(label)
@@ -212,7 +212,7 @@ def _numbered(split: Split, task: Task, table: Table, places: Mapping[str, int])
         found = places.get(_name(label) or "") if task.classes else _number(label)
         if found is None:
             numbers = f"a number of at most {LARGEST:g} in {task.label!r}"
-            expected, got = f"one of {some_of(places)}" if task.classes else numbers, shown(label)
+            expected, got = f"one of {list_some(places)}" if task.classes else numbers, short_repr(label)
             raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
         labels.append(found)
     return Split(split.texts, labels)

@@ -107,7 +107,7 @@ class LongRun(Trains):
             return Report("What would be trained?", [self.DRY], [plan])
         run.say(plan)
         facts = {"options": run.options, **work.read}
-        damage = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        damage = ranks.from_main(lambda: manifest.find_problem(run.folder / "model", facts))
 
         def problem(key: Any, outcome: Outcome) -> str | None:
             return damage or (None if outcome.is_complete else "its record lacks losses or scores")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from .. import ranks
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..lab import options
 from ..lab.recipe import Between, Free, Range, lazily
 from . import long_run
@@ -122,7 +122,7 @@ class Pretrain(long_run.LongRun):
 
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
-            raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
+            raise InputError("warmup", f"expected 0 to {self.steps}, got {short_repr(self.warmup)}")
         if self.hide_masked and self.objective != "mlm":
             raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
         super().check()

@@ -9,7 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from ..errors import InputError, listed, meant, shown
+from ..errors import InputError, join_words, short_repr, suggest
 from ..lab.options import MOST_COUNT, MOST_RUNS
 from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
 from ..lab.sheet import Cell, Column, Sheet
@@ -290,7 +290,7 @@ class Probe(ManyRuns):
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         for task in self.tasks:
             if task not in TASKS:
-                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}{meant(task, TASKS)}")
+                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {short_repr(task)}{suggest(task, TASKS)}")
             if self.length < TASKS[task].shortest:
                 shortest = f"at least {TASKS[task].shortest} for the task {task}"
                 raise InputError("length", f"expected {shortest}, got {self.length}")
@@ -450,8 +450,8 @@ class Judged(NamedTuple):
         accuracies = [accuracy for accuracy, _, _ in scores]
         low, style = min(accuracies), colors(statistics.median(accuracies))
         clear = [ahead > ERRORS * error for _, ahead, error in scores]
-        shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
-        return cls(Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style), low >= SOLVED)
+        template = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
+        return cls(Cell.of_seeds(accuracies, template.format, "{:.0%}".format, style=style), low >= SOLVED)
 
 
 def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:
@@ -461,7 +461,7 @@ def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice
     if not best:
         return f"No method solves a task {at}{advice}."
     leaders = [name for name, count in counts.items() if count == best]
-    solve = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
+    solve = f"{join_words(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
     if best == total or len(leaders) == len(counts):
         return f"{solve} {best} of {total} tasks {at}."
     return f"{solve} the most tasks {at}, {best} of {total}."
