@@ -22,7 +22,7 @@ def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatc
     monkeypatch.setattr(ranks, "ARRIVAL", timedelta(seconds=1))
     for name, value in {"RANK": rank, "WORLD_SIZE": "2", **address}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="2 processes did not meet within 1 seconds"):
+    with pytest.raises(InputError, match="not all 2 processes connected within 1 seconds"):
         ranks.join(torch.device("cpu"))
 
 

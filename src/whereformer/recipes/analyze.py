@@ -16,11 +16,11 @@ with lazily(__name__):
     from torch import Tensor
 
     from .. import positions
-    from ..analysis import findings, fit, reading, toeplitz
-    from ..analysis import pictures as drawing
+    from ..analysis import findings, fit, position_scores, toeplitz
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
+    from .head_report import build_report
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""
@@ -76,7 +76,7 @@ class Analyze(Recipe):
                 models.append(analyze_model(path, name, self, run.device))
         kept = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(kept, allow_nan=False, indent=1) + "\n")
-        return drawing.report_of(models)
+        return build_report(models)
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
@@ -94,8 +94,8 @@ def analyze_model(path: str, name: str, options: Analyze, device: str) -> findin
     length = min(most, MOST_POSITIONS) if options.length is None else options.length
     heads: list[findings.HeadFindings] = []
     try:
-        vectors = reading.position_vectors(encoder, length)
-        for read in reading.position_scores(encoder, length):
+        vectors = position_scores.read_position_vectors(encoder, length)
+        for read in position_scores.read_layer_scores(encoder, length):
             heads += _heads(read, options.max_kernels)
     except positions.PositionRangeError:
         told = f"expected at most {most}, the number of positions of {path}, got {length}"
@@ -115,7 +115,7 @@ def _table(vectors: Tensor) -> findings.TableFindings:
     return findings.TableFindings(gram, toeplitz.from_diagonals(found.mean), float(found.explained), vectors.shape[1])
 
 
-def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
+def _heads(read: position_scores.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
     scores = read.scores.float().cpu()
     found = toeplitz.diagonals(scores.double())
     n = scores.shape[-1]

@@ -21,10 +21,8 @@ from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
     from .. import analysis, manifest, models
-    from ..analysis import comparison as drawing
     from ..analysis import held_out as scoring
     from ..analysis import ranking as rankings
-    from ..analysis.comparison import Outcome
     from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
     from ..lab import methods
@@ -32,7 +30,9 @@ with lazily(__name__):
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
+    from . import comparison_report
     from . import small_encoders as encoders
+    from .comparison_report import ComparisonResult
 
 LENGTH_FACTORS, MOST_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
@@ -244,14 +244,14 @@ class Compare(ManyRuns):
 
     def resolved(self) -> Compare:
         names = methods.known_methods(self.positions)
-        corpus.Text(self.data, self.column)  # to look whether its files are there
+        corpus.TextSource(self.data, self.column)  # to look whether its files are there
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
         layers = self.config(encoders.BASELINE, self.vocab_size).num_hidden_layers
         methods.check_methods(names, num_layers=layers, **sizes)
         return replace(self, positions=names)
 
     def run(self, run: Run) -> report.Report:
-        text = corpus.Text(self.data, self.column, characters=self.characters)
+        text = corpus.TextSource(self.data, self.column, characters=self.characters)
         material = self.read(run, text)
         if self.minutes is not None:
             steps = run.each([()], self.fitting_steps, material, kind=int, steps=0)[()]
@@ -273,7 +273,7 @@ class Compare(ManyRuns):
         keys = [(seed, name) for seed, name in product(seeds, names) if best[name] is not None]
         outcomes = run.each(
             *(keys, self.train, material, best),
-            kind=drawing.Outcome,
+            kind=comparison_report.ComparisonResult,
             steps=self.steps,
             problem=partial(self.problem, labels=material.held_out.count_labels()),
         )
@@ -281,7 +281,7 @@ class Compare(ManyRuns):
 
     # What every run does.
 
-    def read(self, run: Run, text: corpus.Text) -> Material:
+    def read(self, run: Run, text: corpus.TextSource) -> Material:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
         if text.paths:
             run.say(text.about_files)
@@ -345,7 +345,7 @@ class Compare(ManyRuns):
     ) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
         rate = None if self.causal else self.mask_rate
-        stages = windows.growing(self.length, self.batch_size, plan.steps)
+        stages = windows.growing_stages(self.length, self.batch_size, plan.steps)
         drawn = windows.Windows(material.training, material.vocabulary, stages, rate, seed)
         return training.train(model, drawn.batch, plan, device=run.device, on_log=on_log, **more)
 
@@ -375,7 +375,9 @@ class Compare(ManyRuns):
                 end_losses.append(None)
         return Trials(end_losses, steps)
 
-    def train(self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str) -> Outcome:
+    def train(
+        self, run: Run, material: Material, rates: Mapping[str, float], seed: int, position: str
+    ) -> ComparisonResult:
         """Train a method with a seed, save the model, and judge it."""
         rate, held_out = rates[position], material.held_out
         config = self.config(position, material.vocabulary.size)
@@ -390,7 +392,7 @@ class Compare(ManyRuns):
             trained = self.fit(run, material, model, seed, plan, run.step, checkpoints=kept)
         except training.NotFiniteError as error:
             run.say(f"{about}: {error.reason}")
-            return Outcome(rate, [], [], [], 0, None, error.reason)
+            return ComparisonResult(rate, [], [], [], 0, None, error.reason)
         model.eval()
         everything: list[Any] = []
 
@@ -402,16 +404,16 @@ class Compare(ManyRuns):
 
         scores = encoders.at_lengths(self.judged, score)
         if isinstance(scores[0], str):
-            return Outcome(rate, [], [], [], 0, None, scores[0])
+            return ComparisonResult(rate, [], [], [], 0, None, scores[0])
         encoders.keep(model, material.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoints, ignore_errors=True)
         run.say(f"{about}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
-        return Outcome(
+        return ComparisonResult(
             rate=rate,
             losses=[round(loss, 4) for loss in trained.losses],
             scores=scores,
             # Losses by window, to tell a real difference between two methods from chance in the held-out text.
-            windows=[round(float(part.mean()), 4) for part in everything[0].split(drawing.WINDOW)],
+            windows=[round(float(part.mean()), 4) for part in everything[0].split(comparison_report.WINDOW)],
             parameters=methods.parameters(model)["positional_parameters"],
             flops=self.flops(config),
         )
@@ -438,7 +440,7 @@ class Compare(ManyRuns):
         """Return the folder for the trained model of a method and seed."""
         return self.out / "models" / f"{position.replace('/', ',')}-{seed}"  # no name of a method has a comma
 
-    def problem(self, key: tuple[int, str], outcome: Outcome, *, labels: int | None = None) -> str | None:
+    def problem(self, key: tuple[int, str], outcome: ComparisonResult, *, labels: int | None = None) -> str | None:
         """Return why the model of a key does not count, or None if it does.
 
         Args:
@@ -448,7 +450,7 @@ class Compare(ManyRuns):
         """
         seed, position = key
         folder = self.model_folder(position, seed)
-        windows = len(outcome.windows) if labels is None else math.ceil(labels / drawing.WINDOW)
+        windows = len(outcome.windows) if labels is None else math.ceil(labels / comparison_report.WINDOW)
         sizes = len(outcome.losses), len(outcome.scores), len(outcome.windows)
         if not outcome.failed and (
             sizes != (self.steps, len(self.judged), windows) or isinstance(outcome.scores[0], str)
@@ -496,7 +498,7 @@ class Compare(ManyRuns):
     def report(
         self,
         material: Material,
-        outcomes: Mapping[tuple[int, str], Outcome],
+        outcomes: Mapping[tuple[int, str], ComparisonResult],
         rates: Mapping[str, float | None],
         seeds: range,
         trials: Mapping[tuple[str], Trials],
@@ -511,7 +513,7 @@ class Compare(ManyRuns):
         failed |= {
             name: f"{name}, seed {seed}: {each.failed}" for (seed, name), each in outcomes.items() if each.failed
         }
-        runs: dict[str, dict[int, Outcome]] = {name: {} for name in self.positions if name not in failed}
+        runs: dict[str, dict[int, ComparisonResult]] = {name: {} for name in self.positions if name not in failed}
         for (seed, name), outcome in outcomes.items():
             if name in runs:
                 runs[name][seed] = outcome
@@ -528,8 +530,10 @@ class Compare(ManyRuns):
             f"seed{'s' if len(seeds) > 1 else ''} {join_words(seeds)}, to {goal} of {material.source}."
         )
         parts: list[Any] = [
-            drawing.table(ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing),
-            *drawing.curves(ranking, runs, lengths=self.judged, guessing=material.guessing),
+            comparison_report.build_table(
+                ranking, runs, lengths=self.judged, causal=self.causal, guessing=material.guessing
+            ),
+            *comparison_report.build_figures(ranking, runs, lengths=self.judged, guessing=material.guessing),
         ]
         if trials:
             rows = [(name, f"{found.steps:,}", self.told(found)) for (name,), found in trials.items()]
@@ -548,7 +552,7 @@ def short(steps: int) -> int:
     return max(1, round(SEARCH_SHARE * steps))
 
 
-def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
+def load(folder: Path) -> tuple[Compare, dict[str, dict[int, ComparisonResult]]]:
     """Return a finished comparison: its options, and its models by method and seed.
 
     Raises:
@@ -562,16 +566,17 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
     if recipe.minutes is not None and (planned := records.get('["fitting_steps"]')) is not None:
         recipe = replace(recipe, minutes=None, steps=planned["value"])
-    runs: dict[str, dict[int, Outcome]] = {}
+    runs: dict[str, dict[int, ComparisonResult]] = {}
     for name, record in records.items():
         what, *key = json.loads(name)
         if what != "train":
             continue
         if not (
-            manifest.matches_type(tuple[int, str], key) and manifest.matches_type(drawing.Outcome, record["value"])
+            manifest.matches_type(tuple[int, str], key)
+            and manifest.matches_type(comparison_report.ComparisonResult, record["value"])
         ):
             raise InputError("out", f"{path} has something else as {name}; run the same whereformer compare again")
-        outcome = drawing.Outcome(**record["value"])
+        outcome = comparison_report.ComparisonResult(**record["value"])
         if not outcome.failed:
             runs.setdefault(key[1], {})[key[0]] = outcome
     return recipe, runs

@@ -22,13 +22,13 @@ with lazily(__name__):
     from torch.nn import functional
 
     from .. import manifest
-    from ..analysis import losses
     from ..data import corpus
     from ..data.tokenizers import check_predictable
     from ..lab import loading
     from ..lab import train as training
     from ..lab.report.report import Figure, Report
     from ..lab.run import Run
+    from . import score_report
     from . import sentence_encoders as encoders
 
 FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
@@ -114,7 +114,7 @@ class Extend(Recipe):
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         run.identify("text", digest, "data")
         run.identify("model", loading.fingerprint_of(self.model, teacher.pooling, teacher.limit), "model")
-        run.say(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.source_of(self.data)}")
+        run.say(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.describe_source(self.data)}")
         about = {**self.record(), "text": digest}
         model = run.folder / "model"
 
@@ -137,7 +137,7 @@ class Extend(Recipe):
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
         """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
         body, rows = self.length - 2, []
-        for document in corpus.Text(self.data, self.column).documents():
+        for document in corpus.TextSource(self.data, self.column).documents():
             text = ""
             for part in document:
                 text += part
@@ -216,13 +216,13 @@ class Extend(Recipe):
             f"the mean of the original's chunks finds {outcome.chunks_found:.1%}.",
             f"Its vectors of texts that the original can read have a cosine of {short:.4f} with the original's.",
             f"It was trained for {self.steps:,} steps on {outcome.documents - documents:,} documents of "
-            f"{corpus.source_of(self.data)}.",
+            f"{corpus.describe_source(self.data)}.",
         ]
         sheet = Sheet.of(f"On {documents} documents that were held out", columns, rows, notes=(READING,))
 
         drawn = []
         if outcome.losses:
-            paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
+            paint = score_report.paint_over_steps({"training": score_report.smooth(outcome.losses)})
             drawn.append(Figure("Loss over the steps of training", paint))
         return Report("A model that reads more", said, [sheet, *drawn], asdict(outcome))
 

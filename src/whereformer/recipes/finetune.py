@@ -22,13 +22,13 @@ with lazily(__name__):
     import torch
 
     from .. import positions
-    from ..analysis import losses, metrics
+    from ..analysis import metrics
     from ..data import batches
     from ..lab import loading
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
-    from . import glue, labeled
+    from . import glue, labeled, score_report
 
 OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
 BASELINE = "baseline"
@@ -265,7 +265,7 @@ class Finetune(ManyRuns, Trains):
         rows, steps = self.prepared.tasks[task], self.steps(task)
         variant, classes = self.variants[name], len(rows.task.classes or ()) or None
         model = loading.fresh(self.model, variant.position, variant.kernels, classes, seed)
-        drawn = batches.Drawn(rows.train.lengths, self.batch_size, seed)
+        drawn = batches.RandomBatches(rows.train.lengths, self.batch_size, seed)
         plan = training.Training(
             steps=steps,
             rate=self.learning_rate,
@@ -288,7 +288,7 @@ class Finetune(ManyRuns, Trains):
             scores[judged] = metrics.score(rows.task.metrics, split.labels, logits)
         found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
         run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
-        return Tuned(scores, losses.smoothed(done.losses))
+        return Tuned(scores, score_report.smooth(done.losses))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.read import Table, fetched
+from ..data.read import Table, download
 from ..errors import MAX_NAME, InputError, list_some, short_repr, suggest
 
 HUB = "nyu-mll/glue"
@@ -138,7 +138,7 @@ def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
 def _file(folder: Path | None, task: str, split: str) -> Path:
     """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
     if folder is None:
-        [found] = fetched([f"hub:{HUB}:{task}:{split}"])
+        [found] = download([f"hub:{HUB}:{task}:{split}"])
         return Path(found)
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / task / name).is_file():

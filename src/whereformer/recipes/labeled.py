@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.streams import in_lots
-from ..data.windows import end_padding
+from ..data.streams import iter_chunks
+from ..data.windows import count_end_padding
 from ..errors import InputError
 from ..manifest import fingerprint
 from ..positions import PositionRangeError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from ..models import EncoderConfig, EncoderForSequenceClassification
 
-LOT = 1024
+CHUNK = 1024
 """Number of rows that are tokenized at a time."""
 
 
@@ -85,7 +85,7 @@ def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int 
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     rows: list[tuple[array[int], array[int]]] = []
     cut = kinds = 0
-    for lot in in_lots(split.texts, LOT):
+    for lot in iter_chunks(split.texts, CHUNK):
         texts = [[*side] for side in zip(*lot, strict=True)]
         found = tokenizer(*texts, **options)
         longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
@@ -97,7 +97,7 @@ def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int 
         rows += [(array("i", one), array("i", other)) for one, other in zip(ids, types, strict=True)]
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
     typed = 0 < kinds <= config.type_vocab_size
-    return Rows(rows, typed, split.labels, cut, tokenizer.pad_token_id, end_padding(config))
+    return Rows(rows, typed, split.labels, cut, tokenizer.pad_token_id, count_end_padding(config))
 
 
 def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:

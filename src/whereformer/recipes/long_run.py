@@ -18,11 +18,11 @@ from ..lab.sheet import Column, Sheet
 
 with lazily(__name__):
     from .. import manifest
-    from ..analysis import losses
     from ..lab import loading
     from ..lab import train as training
     from ..lab.report.report import Report
     from ..lab.run import Run
+    from . import score_report
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class LongRun(Trains):
         outcome = found[()]
         title, sentences = self.told(work, outcome)
         last = {} if outcome.saved == outcome.scores[-1][1] else {"saved": outcome.saved}
-        parts = [*losses.course(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
+        parts = [*score_report.build_sections(outcome.losses, outcome.scores, last), replace(plan, folded=True)]
         return Report(title, sentences, parts, asdict(outcome))
 
     def prepare(self, run: Run, cache: Path) -> Any:
@@ -163,7 +163,7 @@ class LongRun(Trains):
 
             def scored(step: int) -> dict[str, float]:
                 scores = score(step)
-                run.say(f"step {step:,}: held-out {losses.in_words(scores)}")
+                run.say(f"step {step:,}: held-out {score_report.format_scores(scores)}")
                 tell(step, {f"eval/{name}": value for name, value in scores.items()})
                 return scores
 

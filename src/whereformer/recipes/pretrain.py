@@ -18,12 +18,13 @@ with lazily(__name__):
     import torch
 
     from .. import models
-    from ..analysis import held_out, losses
+    from ..analysis import held_out
     from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
     from ..lab import methods
     from ..lab import train as training
     from ..lab.run import Run
+    from . import score_report
 
 
 @dataclass(frozen=True)
@@ -150,8 +151,8 @@ class Pretrain(long_run.LongRun):
             **{name: value for name, value in usual.items() if getattr(self, name) is None},
         )
         # What does not fit is said before the text is read and encoded, which may take long.
-        config = found.config(tokenizers.trained_vocabulary(64))
-        shortest, least = found.stages[0].length, 6 + text_windows.end_padding(config)
+        config = found.config(tokenizers.build_vocabulary(64))
+        shortest, least = found.stages[0].length, 6 + text_windows.count_end_padding(config)
         if shortest < least:
             told = f"expected windows of at least {least} tokens for blocks {config.blocks!r}, got {shortest}"
             raise InputError("grow" if self.grow else "length", told)
@@ -162,7 +163,7 @@ class Pretrain(long_run.LongRun):
         """The stages of training, in order: one for each length of windows."""
         rows = self.batch_size * self.accumulate
         if self.grow:
-            return text_windows.growing(self.length, rows, self.steps)
+            return text_windows.growing_stages(self.length, rows, self.steps)
         return [text_windows.Stage(self.length, self.steps, rows)]
 
     def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
@@ -208,8 +209,8 @@ class Pretrain(long_run.LongRun):
     def prepare(self, run: Run, cache: Path) -> Work:
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size)
         with ranks.main_first():
-            paths = read.fetched(self.data, run.say)
-        text = corpus.Text(paths, self.column)
+            paths = read.download(self.data, run.say)
+        text = corpus.TextSource(paths, self.column)
         run.say(text.about_files)
         hashes = {"text": text.fingerprint, "tokenizer": choice.setting}
         run.identify("text", hashes["text"], "data")
@@ -223,11 +224,11 @@ class Pretrain(long_run.LongRun):
             self.stages,
             rate=self.mask_rate,
             seed=self.seed,
-            end=(ids.sep, *[ids.pad] * text_windows.end_padding(config)),
+            end=(ids.sep, *[ids.pad] * text_windows.count_end_padding(config)),
             hide_masked=self.hide_masked,
             uniforms=self.objective == "electra",
         )
-        return Work(hashes, self.steps, encoded, config, windows, windows.judging(encoded.held_out))
+        return Work(hashes, self.steps, encoded, config, windows, windows.held_out_windows(encoded.held_out))
 
     def plan(self, work: Work) -> list[tuple[str, str]]:
         text, sizes, stage = work.text, sizes_of(work.config), work.windows.stages[-1]
@@ -237,7 +238,7 @@ class Pretrain(long_run.LongRun):
         tokens = f"{stage.rows * stage.length:,} tokens"
         return [
             ("text", f"{len(text.training):,} training and {len(text.held_out):,} held-out tokens"),
-            ("", f"from {corpus.source_of(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
+            ("", f"from {corpus.describe_source(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
             ("model", size),
             ("", f"blocks {work.config.blocks} of {lengths} tokens"),
             ("training", f"{self.steps:,} steps of {tokens}; the text is read {work.windows.passes:,.1f} times"),
@@ -267,12 +268,13 @@ class Pretrain(long_run.LongRun):
         tokenizer.model_max_length = work.config.max_position_embeddings
         self.save(run, trained, tokenizer, facts)
         tokens = {"tokens": work.windows.tokens}
-        return long_run.Outcome(losses.smoothed(done.losses), done.scores, last, {**tokens, **sizes})
+        return long_run.Outcome(score_report.smooth(done.losses), done.scores, last, {**tokens, **sizes})
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
         guess, place = work.text.guessing, str(self.out / "model")
         return "How well does the model predict held-out text?", [
-            f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out {losses.in_words(outcome.saved)}",
+            f"{self.steps:,} steps, {work.windows.tokens:,} tokens; held-out "
+            f"{score_report.format_scores(outcome.saved)}",
             f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({place!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({place!r}) its tokenizer.",

@@ -18,7 +18,7 @@ with lazily(__name__):
     import torch
 
     from .. import models
-    from ..analysis import held_out, losses
+    from ..analysis import held_out
     from ..data import batches as drawing
     from ..data import parallel, subwords
     from ..data.streams import RowFile
@@ -26,7 +26,7 @@ with lazily(__name__):
     from ..lab import optimizer as optimizers
     from ..lab import train as training
     from ..lab.run import Run
-    from . import translating
+    from . import score_report, translating
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
@@ -43,7 +43,7 @@ class Work(long_run.Work):
     pairs: dict[str, dict[str, int]]
     tokenizer: Any
     config: models.Seq2SeqConfig
-    drawn: drawing.Drawn
+    drawn: drawing.RandomBatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ class Translate(long_run.LongRun):
                 raise InputError(
                     "max_length", f"no {name.replace('_', '-')} pair of {self.parts[name].name} has {wanted}"
                 )
-            rows[name] = every.chosen(fits.nonzero().flatten())
+            rows[name] = every.select(fits.nonzero().flatten())
             lengths = rows[name].lengths
             pairs[name] = {
                 "pairs": len(lengths),
@@ -197,7 +197,9 @@ class Translate(long_run.LongRun):
                 "target_tokens": int(lengths[:, 1].sum()),
                 "longest": int(lengths.max()),
             }
-        drawn = drawing.Drawn(rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True)
+        drawn = drawing.RandomBatches(
+            rows["training"].lengths, self.batch_tokens * self.accumulate, self.seed, tokens=True
+        )
         steps = self.steps or max(1, math.ceil(self.epochs * drawn.per_epoch))
         config = self.config(len(tokenizer))
         return Work({"text": text}, steps, rows, pairs, tokenizer, config, drawn)
@@ -267,13 +269,13 @@ class Translate(long_run.LongRun):
         model.generation_config = translating.generation_config(work.config, self.max_length)
         self.save(run, model, work.tokenizer, facts)
         about = {"averaged_steps": last, "epochs": work.steps / work.drawn.per_epoch, **work.pairs, **sizes}
-        return long_run.Outcome(losses.smoothed(done.losses), done.scores, saved, about)
+        return long_run.Outcome(score_report.smooth(done.losses), done.scores, saved, about)
 
     def told(self, work: Work, outcome: long_run.Outcome) -> tuple[str, list[str]]:
         mean = len(self.averaged_steps(work))
         of_what = f" (mean of the weights at the last {mean} scores)" if mean > 1 else ""
         return "How well does the model translate held-out lines?", [
-            f"{work.steps:,} steps; held-out {losses.in_words(outcome.saved)}{of_what}",
+            f"{work.steps:,} steps; held-out {score_report.format_scores(outcome.saved)}{of_what}",
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
 
