@@ -116,9 +116,9 @@ def __getattr__(name: str) -> Any:
     from . import recipes
 
     if name in recipes.RECIPES:
-        from .lab.recipe import function
+        from .lab.recipe import as_function
 
-        return globals().setdefault(name, function(recipes.recipe_class(name)))
+        return globals().setdefault(name, as_function(recipes.recipe_class(name)))
     found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
     globals()[name] = found  # so that the next use is as fast as any name
     return found

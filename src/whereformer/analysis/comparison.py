@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from ..lab.report import losses
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
-from . import losses
 from .ranking import Ranking
 
 WINDOW = 64
@@ -90,7 +90,7 @@ def table(
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
     best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
     looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, looks=looks_of)
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, sortable=True, looks=looks_of)
 
 
 def curves(

@@ -52,7 +52,9 @@ def report_of(models: Sequence[ModelFindings]) -> Report:
     for model in models:
         parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
     said = Column("", left=True, wraps=True)
-    parts.append(Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True))
+    parts.append(
+        Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], name_column=-1, folded=True)
+    )
     title = f"What did {'they' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
     return Report(title, [verdict(models)], parts, values, numbers="findings.json")

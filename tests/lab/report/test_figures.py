@@ -4,8 +4,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-from whereformer.analysis import losses
-from whereformer.lab.report import figures
+from whereformer.lab.report import figures, losses
 
 
 def test_a_figure_on_a_page_is_whole():
