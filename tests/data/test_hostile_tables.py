@@ -8,10 +8,10 @@ import pytest
 from pyarrow import parquet
 
 from tests.data.harm import load_documents
+from whereformer.data import glue
 from whereformer.data import read as tables
 from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError, one_line
-from whereformer.recipes import glue
 
 READ = {
     "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",

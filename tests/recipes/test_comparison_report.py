@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lab.report.pages import Page
-from whereformer.recipes.compare import Compare, Trials
+from whereformer.recipes.compare import Compare, RateSearch
 from whereformer.recipes.comparison_report import ComparisonResult
 
 LENGTH = 16
@@ -74,7 +74,7 @@ def test_the_table_has_each_method_once_with_its_numbers(text):
         ["4", "none", "4.500", "4.700", "4.900", "25.0%", "0.004", "2.00", "0"],
     ]
     assert text.count(f'title="{CANNOT.format(31)}"') == 1
-    assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
+    assert "<h1>Take tisa for now: it leads after 60 steps. learned and my" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
     assert "![Held-out loss over length](held-out-loss-over-length.svg)" in markdown
@@ -106,7 +106,7 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
 
 def test_methods_that_failed_and_the_rates_that_were_tried_are_named():
     failed = ComparisonResult(0.1, [], [], [], 0, None, "the loss is not finite")
-    trials = {("tisa",): Trials([5.25, None, 5.5], 60)}
+    trials = {("tisa",): RateSearch([5.25, None, 5.5], 60)}
     report = report_of({**METHODS, "t5": failed}, rates={"shaw": None}, trials=trials)
     page = report.page()
     assert "the loss was not finite (NaN or inf): shaw and t5." in page
@@ -126,4 +126,4 @@ def test_a_method_that_is_not_yet_learning_has_no_rank():
 
 def test_nothing_beats_guessing_and_one_method_alone():
     assert "No method predicts better than guessing by frequency yet" in report_of(guessing=3.9).page()
-    assert report_of({"tisa": METHODS["tisa"]}).sentences[0] == "Only tisa was tried."
+    assert report_of({"tisa": METHODS["tisa"]}).sentences[0] == "Only tisa was tried; one method is no comparison."

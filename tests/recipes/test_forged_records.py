@@ -96,5 +96,5 @@ def test_a_forged_comparison_is_not_measured(value, commands, tmp_path, capsys):
     )
     capsys.readouterr()
     line = fails(capsys, "positions", "--measure", str(tmp_path))
-    assert line.startswith(f"whereformer: --measure: {path} has something else as [")
+    assert line.startswith(f"whereformer: --measure: {path} has a value of another type for [")
     assert line.endswith("run the same whereformer compare again")

@@ -258,12 +258,12 @@ def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
 def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finished, tmp_path, capsys):
     before = (finished / "records.jsonl").read_bytes()
     common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
-    assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
-    assert "holds results with schedule 'linear', not 'cosine'" in fails(capsys, *common, "--schedule=cosine")
+    assert "has results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
+    assert "has results with schedule 'linear', not 'cosine'" in fails(capsys, *common, "--schedule=cosine")
     (tmp_path / "other.txt").write_text(Path(text).read_text() + " more")
     common[2] = str(tmp_path / "other.txt")
     line = fails(capsys, *common)
-    assert line == f"whereformer: --data: {finished} holds results with another text; choose another folder"
+    assert line == f"whereformer: --data: {finished} has results for a different text; choose another folder"
     assert (finished / "records.jsonl").read_bytes() == before
 
 
@@ -278,7 +278,7 @@ def test_another_tokenizer(text, tmp_path, capsys):
     capsys.readouterr()
     fit_tokenizer(["a zebra ran"] * 9, 80).save_pretrained(folder)
     assert "--tokenizer: " in (line := fails(capsys, *command))
-    assert "holds results with another tokenizer" in line
+    assert "has results for a different tokenizer" in line
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     assert run(text, tmp_path, *options) == results
     options[1] = '--position-options={"num_kernels": 3}'
     message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
-    assert "holds results with position_options" in message
+    assert "has results with position_options" in message
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,10 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, 
     run(data, tmp_path)
     assert "1 of 1 runs are already done" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
-    assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
+    assert "has results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
     common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
-    assert "holds results with another text" in fails(capsys, *common)
+    assert "has results for a different text" in fails(capsys, *common)
     assert results_of(tmp_path) == before
 
 

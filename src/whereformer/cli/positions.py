@@ -41,11 +41,11 @@ class ListPositions(WithPlugin):
         if self.measure is not None:
             from rich.progress import Progress
 
-            from ..recipes.properties import measured_table
+            from ..recipes.properties import build_table
 
             with Progress(console=console, transient=True) as bar:  # which ends here, whatever happens
-                found = measured_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
-            console.print(found)
+                sheet = build_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
+            console.print(sheet)
             return
         from rich.table import Table
         from rich.text import Text
@@ -71,7 +71,7 @@ class ListPositions(WithPlugin):
                 if options:
                     shown = ", ".join(f"{option}={json.dumps(default)}" for option, default in options.items())
                     what.append(f"\noptions: {shown}", "dim")
-                known = " or ".join([name, *(alias for alias, other in ALIASES.items() if other == name)])
+                known = " or ".join([name, *(alias for alias, method in ALIASES.items() if method == name)])
                 table.add_row(known, "yes" if method_class(name).extrapolates else "no", what)
             console.print(table, "")
         console.print(

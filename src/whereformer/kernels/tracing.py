@@ -35,8 +35,9 @@ def layouts_of(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
             address = tensor.data_ptr()
             if tensor.is_neg() or (address == 0 and tensor.numel()):
                 return None
-            # Triton compiles for addresses that 16 divides.
-            layouts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.device, address & 15))
+            # Triton compiles for addresses that 16 divides; the compiled kernel for the CPU takes any.
+            alignment = None if tensor.is_cpu else address & 15
+            layouts.append((tensor.dtype, tensor.shape, tensor.stride(), tensor.device, alignment))
     except RuntimeError:  # sparse and nested tensors have no memory, or no strides
         return None
     return tuple(layouts)

@@ -32,6 +32,7 @@ from ..kernels.terms import (
 )
 from ..kernels.tracing import are_numbers, can_look
 from .site import Site
+from .tables import Sources
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Real
@@ -564,6 +565,13 @@ class OffsetFunction(PositionMethod):
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        """Return all tensors that ``curve`` and ``reach`` read, if nothing else may change what they return.
+
+        In evaluation, tables are then computed again only after one of these has changed; by default, in each forward.
+        """
+        return ()
+
     def curve_per_layer(self, offsets: Tensor) -> Sequence[Tensor]:
         """Return the curve of every layer, each of shape (heads, offsets). A method may override this to compute all
         of them at once."""
@@ -576,18 +584,25 @@ class OffsetFunction(PositionMethod):
         """
         if self.shares_curve:
             return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
+        sources = Sources(self, *self.curve_sources())
         spans: list[tuple[int, int]] = []
-        for reach in self.reach_per_layer():
+        for reach in sources.get_or_compute("reaches", None, self.reach_per_layer):
             span = site_span(site, reach)
             if span is None:
                 return None
             spans.append(span)
         first, stop = min(low for low, _ in spans), max(high for _, high in spans) + 1
-        curves = self.curve_per_layer(torch.arange(first, stop, device=self._like.device))
-        return [
-            (OffsetBias(curve if (low, high + 1) == (first, stop) else curve[:, low - first : high + 1 - first], low),)
-            for curve, (low, high) in zip(curves, spans, strict=True)
-        ]
+
+        def build_terms() -> list[tuple[Term, ...]]:
+            curves = self.curve_per_layer(torch.arange(first, stop, device=self._like.device))
+            # A part that is all would be an operation too.
+            tables = [
+                curve if (low, high + 1) == (first, stop) else curve[:, low - first : high + 1 - first]
+                for curve, (low, high) in zip(curves, spans, strict=True)
+            ]
+            return [(OffsetBias(table, low),) for table, (low, _) in zip(tables, spans, strict=True)]
+
+        return sources.get_or_compute("curves", tuple(spans), build_terms)
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         terms: tuple[Term, ...] = self.terms_at(site) if site.shared is None else site.shared[site.layer]
@@ -603,7 +618,12 @@ class OffsetFunction(PositionMethod):
         span = site_span(site, self.reach(layer=site.layer))
         if span is not None:
             first, last = span
-            return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
+            table = Sources(self, *self.curve_sources()).get_or_compute(
+                ("curve", site.layer),
+                span,
+                lambda: self.curve(torch.arange(first, last + 1, device=device), layer=site.layer),
+            )
+            return (OffsetBias(table, first),)
         # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
         query_values = position_values(site.query_positions, device)
         offsets = offsets_between(query_values, position_values(site.key_positions, device))

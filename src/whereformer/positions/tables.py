@@ -53,11 +53,13 @@ class Sources:
 
     Args:
         module: the owner of the results, which are forgotten with it.
-        tensors: the sources, at least one.
+        tensors: the sources. Without any, nothing is remembered.
     """
 
     def __init__(self, module: nn.Module, *tensors: Tensor) -> None:
         self._memory: Memory | None = None
+        if not tensors:
+            return
         # On a GPU, a result would be valid only for one stream or graph.
         is_plain = is_eager(*tensors) and not torch.jit.is_tracing() and tensors[0].device.type == "cpu"
         if not is_plain or any(map(Tensor.is_inference, tensors)):

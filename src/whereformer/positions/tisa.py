@@ -51,6 +51,9 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        return self.kernel_parameters()
+
     def reach_per_layer(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels; this reads the kernels, so it waits for them."""
         if not can_look(self.amplitude):

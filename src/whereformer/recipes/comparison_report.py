@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..analysis.ranking import Ranking
+from ..lab.report import losses
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
-from . import score_report
 
 WINDOW = 64
 """Labels in a mean held-out loss."""
@@ -91,7 +91,7 @@ def build_table(
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
     best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
     looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), named=1, sortable=True, looks=looks_of)
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, sortable=True, looks=looks_of)
 
 
 def build_figures(
@@ -106,7 +106,7 @@ def build_figures(
     for row in ranking.rows:
         results = list(runs[row.position].values())
         means = [statistics.fmean(step) for step in zip(*(result.losses for result in results), strict=True)]
-        training[row.position] = score_report.smooth(means)
+        training[row.position] = losses.smooth(means)
         by_length = {
             length: [result.scores[index][0] for result in results]
             for index, length in enumerate(lengths)
@@ -117,12 +117,12 @@ def build_figures(
         }
     yield Figure(
         "Training loss over steps",
-        score_report.paint_over_steps(training, guessing),
+        losses.paint_over_steps(training, guessing),
         "Moving averages, and means over seeds.",
     )
     yield Figure(
         "Held-out loss over length",
-        score_report.paint_over_length(ranges),
+        losses.paint_over_length(ranges),
         f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
     )
 

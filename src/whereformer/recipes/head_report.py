@@ -52,7 +52,7 @@ def build_report(models: Sequence[ModelFindings]) -> Report:
     for model in models:
         parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
     column, sentences = Column("", left=True, wraps=True), [[sentence] for sentence in METHOD]
-    parts.append(Sheet.of("How this is measured", [column], sentences, named=-1, folded=True))
+    parts.append(Sheet.of("How this is measured", [column], sentences, name_column=-1, folded=True))
     title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
     return Report(title, [write_verdict(models)], parts, values, numbers="findings.json")

@@ -8,9 +8,9 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from ..lab.report import figures
-from ..lab.report.report import Figure
-from ..lab.sheet import Sheet
+from ..sheet import Sheet
+from . import figures
+from .report import Figure
 
 Paint = Callable[[Canvas], None]
 Curve = Sequence[Sequence[float]]
