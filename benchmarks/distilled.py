@@ -37,7 +37,7 @@ from whereformer import EncoderForMaskedLM, load_pretrained
 from whereformer.analysis import distill_positions
 from whereformer.analysis.held_out import lm_score
 from whereformer.cli.main import execute
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.streams import Stream
 from whereformer.data.tokenizers import Vocabulary
@@ -135,7 +135,7 @@ class Distilled:
 
     def _text(self, path: Path) -> EncodedText:
         """Return the text in tokens of a model; models with the same tokenizer share a cache."""
-        text, cache = Text(self.data), self.out / "cache"
+        text, cache = TextSource(self.data), self.out / "cache"
         return open_or_encode(cache, text, TokenizerChoice(path, 0))
 
     def _scores(self, path: Path, variant: str) -> dict[str, Any]:

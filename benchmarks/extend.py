@@ -35,7 +35,7 @@ from torch import Tensor
 from whereformer.analysis.metrics import METRICS
 from whereformer.cli.main import execute
 from whereformer.data import read
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
 from whereformer.lab.sentence_encoders import SentenceEncoder, lengthen, load_encoder
 from whereformer.provenance import write_results
@@ -143,7 +143,7 @@ class Extended:
     def _rows(self) -> Tensor:
         """Token ids of documents, (count, length - 2), without special ones."""
         body, rows = self.length - 2, []
-        for document in Text(self.documents).documents():
+        for document in TextSource(self.documents).documents():
             text = "".join(document)
             ids = self._ids(text[: body * 12]) if len(text) >= body else []
             if len(ids) >= body:

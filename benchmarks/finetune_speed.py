@@ -107,7 +107,7 @@ class Speed:
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
         encoded = rows.tokenize(data.train, tokenizer, 512, models["ours"].config)
-        drawn = list(islice(batches.Drawn(encoded.lengths, self.batch_size, 0), self.steps * self.rounds))
+        drawn = list(islice(batches.RandomBatches(encoded.lengths, self.batch_size, 0), self.steps * self.rounds))
         plain = [
             {"input_ids": list(ids), "labels": label, "length": len(ids)}
             | ({"token_type_ids": list(types)} if encoded.has_types else {})

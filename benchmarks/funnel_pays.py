@@ -52,8 +52,8 @@ from whereformer import (
 from whereformer.analysis import count_flops
 from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.cli.main import execute
-from whereformer.data.batches import Drawn, by_length
-from whereformer.data.corpus import Text
+from whereformer.data.batches import RandomBatches, by_length
+from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import HELD_OUT_RATE, IGNORED, Stage, Windows
@@ -222,7 +222,7 @@ class Pays:
 
     @cached_property
     def _encoded(self) -> EncodedText:
-        text, cache = Text(self.text), self.out / "cache"
+        text, cache = TextSource(self.text), self.out / "cache"
         return open_or_encode(cache, text, TokenizerChoice(None, self.vocab_size))
 
     def _folder(self, name: str, seed: int) -> Path:
@@ -325,7 +325,7 @@ class Pays:
         lengths = torch.tensor([[len(ids)] for ids, _ in train])
 
         def batches(seed: int) -> Iterator[Batch]:
-            for rows in Drawn(lengths, self.batch_tokens, seed, tokens=True):
+            for rows in RandomBatches(lengths, self.batch_tokens, seed, tokens=True):
                 yield _padded([train[row] for row in rows])
 
         def timed(name: str) -> tuple[nn.Module, Iterator[Batch]]:

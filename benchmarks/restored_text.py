@@ -24,7 +24,7 @@ import tyro
 from rich.console import Console
 
 from whereformer.cli.main import execute
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
 
 END = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")
@@ -65,7 +65,7 @@ class RestoredText:
             console.print(f"  {texts[0]}\n  {labels[0]}", highlight=False)
 
     def _rows(self, paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-        for document in Text(paths).documents():
+        for document in TextSource(paths).documents():
             for paragraph in "".join(document).splitlines():
                 # A line without an end is a heading or an item of a list.
                 for sentence in END.split(paragraph) if paragraph.endswith((".", "!", "?")) else ():

@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from .errors import InputError, meant, shown
+from .errors import InputError, short_repr, suggest
 
 KINDS: dict[type, tuple[type, str]] = {
     int: (Integral, "an integer"),
@@ -39,7 +39,7 @@ def check_kind(name: str, value: Any, kind: type) -> None:
 
 def kind_error(name: str, value: Any, kind: type) -> InputError:
     """Return the error about a value that is not of a kind."""
-    return InputError(name, f"expected {KINDS[kind][1] if kind in KINDS else kind.__name__}, got {shown(value)}")
+    return InputError(name, f"expected {KINDS[kind][1] if kind in KINDS else kind.__name__}, got {short_repr(value)}")
 
 
 def check_range(name: str, value: Any, low: float, high: float = math.inf, *, ends: bool = True) -> None:
@@ -56,7 +56,7 @@ def check_range(name: str, value: Any, low: float, high: float = math.inf, *, en
         expected = f"at most {high:.10g}" if value > high else f"at least {low:.10g}"
     else:
         expected = f"{low:.10g} to {high:.10g}"
-    raise InputError(name, f"expected {expected}, got {shown(value)}")
+    raise InputError(name, f"expected {expected}, got {short_repr(value)}")
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
@@ -68,4 +68,6 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     choices = [*choices]  # a list, in which a value without a hash can be looked up too
     if value not in choices:
         expected = ", ".join(map(str, choices))
-        raise InputError(name, f"expected one of {expected}, got {shown(value)}{meant(str(value), map(str, choices))}")
+        raise InputError(
+            name, f"expected one of {expected}, got {short_repr(value)}{suggest(str(value), map(str, choices))}"
+        )

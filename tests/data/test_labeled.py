@@ -33,7 +33,7 @@ def encoded(tokenizer):
 
 
 def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
-    monkeypatch.setattr(rows, "LOT", 8)
+    monkeypatch.setattr(rows, "CHUNK", 8)
     pairs = [(f"the cat saw dog {n}", " ".join(["again"] * (n % 9))) for n in range(50)]
     typed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]

@@ -24,7 +24,7 @@ from whereformer.errors import InputError
 from whereformer.lab.recipe import as_function
 from whereformer.lab.report.report import Figure, Report
 from whereformer.lab.run import Run, _Bar, default_jobs, read_records
-from whereformer.manifest import fingerprint_of_code, sealed
+from whereformer.manifest import dump_with_hash, fingerprint_of_code
 from whereformer.provenance import versions
 
 TOY = str(Path(__file__).with_name("toy.py"))
@@ -302,7 +302,7 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         "line lost": b"",
         "emptied": b"\n",
         "strange": b"[" * 5000 + b"\n",
-        "of no call": sealed({"key": "7", "value": 1}).encode(),
+        "of no call": dump_with_hash({"key": "7", "value": 1}).encode(),
         "the first": first,
     }
     assert changed[change] != lines[1]
@@ -397,7 +397,7 @@ def test_a_folder_without_versions_of_records_is_of_that_of_its_first_line(older
     path = older / "records.jsonl"
     first, *lines = path.read_text().splitlines()
     records = [{n: part for n, part in json.loads(line).items() if n not in ("by", "check")} for line in lines]
-    path.write_text(first + "\n" + "".join(map(sealed, records)))
+    path.write_text(first + "\n" + "".join(map(dump_with_hash, records)))
     toy(out=older, jobs=1)
     assert "2 of 3 results are of whereformer 0.0.1, and this is 9.9.9" in capsys.readouterr().out
 
@@ -407,7 +407,7 @@ def test_forged_versions_are_damage(forged, older, capsys):
     path = older / "records.jsonl"
     first, line, _ = path.read_text().splitlines(keepends=True)
     record = {name: part for name, part in json.loads(line).items() if name != "check"}
-    path.write_text(first + sealed({**record, "by": forged}))
+    path.write_text(first + dump_with_hash({**record, "by": forged}))
     toy(out=older, jobs=1)
     assert f"line 2 of {path} is damaged" in capsys.readouterr().out
 
@@ -479,7 +479,7 @@ def test_a_forged_record_is_done_again(value, tmp_path, capsys):
     path, before = tmp_path / "records.jsonl", numbers(tmp_path)
     first, line = path.read_text().splitlines(keepends=True)
     record = {name: part for name, part in json.loads(line).items() if name != "check"}
-    path.write_text(first + sealed({**record, "value": value}))
+    path.write_text(first + dump_with_hash({**record, "value": value}))
     toy(out=tmp_path, seeds=1, jobs=1)
     assert "repeating draw 0: its record has a value of another type" in capsys.readouterr().out
     assert numbers(tmp_path) == before

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.failing import largest_file
 from tests.recipes.trainings import same
 from whereformer import manifest, ranks
-from whereformer.data.tokenizers import trained_vocabulary
+from whereformer.data.tokenizers import build_vocabulary
 from whereformer.data.windows import Stage, Windows
 from whereformer.errors import InputError
 from whereformer.lab.small_encoders import build, small_config
@@ -24,7 +24,7 @@ from whereformer.models import EncoderConfig
 
 STEPS = 12
 STREAM = torch.randint(5, 64, (20_000,), generator=torch.Generator().manual_seed(0))
-WINDOWS = Windows(STREAM, trained_vocabulary(64), [Stage(16, STEPS, 8)], 0.4)
+WINDOWS = Windows(STREAM, build_vocabulary(64), [Stage(16, STEPS, 8)], 0.4)
 
 
 def model(position="tisa", dropout=0.1):

@@ -8,11 +8,11 @@ import pytest
 
 from tests.failing import fails
 from tests.recipes.test_compare import run
-from whereformer.analysis.comparison import Outcome
 from whereformer.cli.main import main
 from whereformer.lab.recipe import RECIPE
-from whereformer.manifest import sealed
+from whereformer.manifest import dump_with_hash
 from whereformer.recipes import properties
+from whereformer.recipes.comparison_report import ComparisonResult
 from whereformer.recipes.properties import PropertyResult
 
 METHODS = "tisa,learned,rope,learned+tisa"
@@ -60,7 +60,7 @@ def changed(comparison, folder, change):
     lines = change(first["options"], lines) or lines
     for line in (first, *lines):
         line.pop("check")
-    path.write_text("".join(map(sealed, (first, *lines))))  # as if it had been written like this
+    path.write_text("".join(map(dump_with_hash, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 
@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
 def runs_of(*losses, cannot=""):
     """A model for each pair of losses, at the training length and at four times that."""
     return {
-        seed: Outcome(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
+        seed: ComparisonResult(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
         for seed, (short, long) in enumerate(losses)
     }
 

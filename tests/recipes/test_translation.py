@@ -108,7 +108,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
 )
 def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
     whole = run(data, tmp_path / "whole", *options)
-    stop_at(batches.Drawn.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
+    stop_at(batches.RandomBatches.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
     again = run(data, tmp_path / "killed", *options)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
@@ -182,7 +182,7 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
         raise AssertionError("the text is read again")
 
     monkeypatch.setattr(subwords, "fit", forbidden)
-    monkeypatch.setattr(parallel, "in_lots", forbidden)
+    monkeypatch.setattr(parallel, "iter_chunks", forbidden)
     second = run(data, tmp_path / "b", *options)
     assert first == second
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))

@@ -11,7 +11,7 @@ from typing import Any
 
 from .. import errors, ranks
 from ..errors import InputError
-from ..files import full_disk, no_room
+from ..files import format_no_space, is_disk_full
 from .flags import format_error
 
 CLOSED = 141
@@ -55,7 +55,7 @@ def exit_on_error(command: Any = None) -> Iterator[None]:
 
 
 def _fail(message: str, code: int = 2) -> int:
-    return errors.fail(message, code) if ranks.tells() else code
+    return errors.fail(message, code) if ranks.should_print_errors() else code
 
 
 def _format_error(error: Exception, command: Any) -> str | None:
@@ -64,11 +64,11 @@ def _format_error(error: Exception, command: Any) -> str | None:
         return str(error) if command is None else format_error(error, command)
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # a recipe or a plugin
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    if full_disk(error):
-        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
+    if is_disk_full(error):
+        return format_no_space(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
     if isinstance(error, OSError):
         return str(error)
-    if ranks.lost_another(error):
+    if ranks.is_lost_process(error):
         return "another process of this run exited; run the same command to continue"
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return f"not enough memory for these sizes ({str(error) or type(error).__name__})"

@@ -18,7 +18,7 @@ from textwrap import fill
 from types import NoneType
 from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..lab.recipe import Recipe, default, find_flags, flag, hints, is_comma_separated, sort_fields
 
 SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
@@ -49,7 +49,7 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
     if unknown:
         close = get_close_matches(unknown[0].partition("=")[0].lower(), find_flags(kind).values(), 1)
         hint = f"did you mean {close[0]}?" if close else f"{prog} --help lists them"
-        raise InputError(None, f"unknown option or unexpected word {shown(unknown[0])}; {hint}")
+        raise InputError(None, f"unknown option or unexpected word {short_repr(unknown[0])}; {hint}")
     options = vars(arguments)
     if issubclass(kind, Recipe):
         options = {**kind.defaults_for(options), **options}

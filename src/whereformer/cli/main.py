@@ -14,7 +14,7 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import Any, ClassVar
 
-from ..errors import InputError, meant
+from ..errors import InputError, suggest
 from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
@@ -104,7 +104,7 @@ def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     name, rest = " ".join(words[:name_length]), words[name_length:]
     if name not in COMMANDS:
         has_second_word = any(command.startswith(f"{name.lower()} ") for command in COMMANDS)
-        hint = meant(" ".join(words[: 1 + has_second_word]), COMMANDS)
+        hint = suggest(" ".join(words[: 1 + has_second_word]), COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)

@@ -36,7 +36,7 @@ class ListPositions(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Print the table of methods, or of their measured properties."""
-        from ..errors import InputError, meant
+        from ..errors import InputError, suggest
 
         if self.measure is not None:
             from rich.progress import Progress
@@ -55,7 +55,9 @@ class ListPositions(WithPlugin):
 
         names = position_names(self.pattern)
         if not names:
-            raise InputError(None, f"no method has a name such as {self.pattern!r}{meant(self.pattern or '', METHODS)}")
+            raise InputError(
+                None, f"no method has a name such as {self.pattern!r}{suggest(self.pattern or '', METHODS)}"
+            )
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]

@@ -49,7 +49,7 @@ class TranslateRun(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Translate the lines."""
-        from ..data.read import lines_of, read_lines
+        from ..data.read import decode_lines, read_lines
         from ..lab.translation import load, scores, translate_lines
 
         references = None
@@ -59,7 +59,7 @@ class TranslateRun(WithPlugin):
         model, tokenizer = load(self.model, find_device(self.device))
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
-        lines = lines_of(None, "the standard input", sys.stdin.buffer)
+        lines = decode_lines(None, "the standard input", sys.stdin.buffer)
         window = 1 if sys.stdin.isatty() else WINDOW
         written: list[str] = []
         while batch := list(islice(lines, window)):

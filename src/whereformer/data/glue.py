@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ..checks import check_choice
-from ..errors import LONGEST_NAME, InputError, shown, some_of
-from .read import Table, fetched
+from ..errors import MAX_NAME, InputError, list_some, short_repr
+from .read import Table, download
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -123,7 +123,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
     for name in names:
         check_choice("task", name, [*GLUE, "all"])
     if folder is not None and not folder.is_dir():
-        raise InputError("data", f"the folder does not exist: {shown(str(folder), LONGEST_NAME)}")
+        raise InputError("data", f"the folder does not exist: {short_repr(str(folder), MAX_NAME)}")
     return [_load_glue_task(GLUE[name], folder, train_rows) for name in names]
 
 
@@ -138,7 +138,7 @@ def _load_glue_task(task: Task, folder: Path | None, train_rows: int | None) -> 
 def _find_file(folder: Path | None, task: str, split: str) -> Path:
     """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
     if folder is None:
-        [path] = fetched([f"hub:{HUB}:{task}:{split}"])
+        [path] = download([f"hub:{HUB}:{task}:{split}"])
         return Path(path)
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / task / name).is_file():
@@ -168,7 +168,7 @@ def load_own(
     if not regression:
         classes = tuple(sorted({name for name in map(_class_name, splits["train"].labels) if name is not None}))
         if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
+            raise InputError("label", f"expected at least two classes in {train}, got {list_some(classes)}")
         task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
     class_numbers = {name: number for number, name in enumerate(task.classes or ())}
     splits = {name: _number_labels(split, task, tables[name], class_numbers) for name, split in splits.items()}
@@ -195,7 +195,7 @@ def _read(table: Table, task: Task) -> Split:
     rows = list(table.rows((*task.texts, task.label)))  # all at once, so that a missing column is the first error
     for number, (*texts, label) in enumerate(rows, 1):
         if not all(isinstance(text, str) for text in texts):
-            expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
+            expected = f"expected text in {' and '.join(task.texts)}, got {short_repr(tuple(texts))}"
             raise InputError(table.field, f"{table.file}, row {number}: {expected}")
         split.texts.append(tuple(texts))
         split.labels.append(label)
@@ -212,8 +212,8 @@ def _number_labels(split: Split, task: Task, table: Table, class_numbers: Mappin
         if number is None:
             expected = f"a number of at most {LARGEST:g} in {task.label!r}"
             if task.classes:
-                expected = f"one of {some_of(class_numbers)}"
-            raise InputError(table.field, f"{table.file}, row {row}: expected {expected}, got {shown(label)}")
+                expected = f"one of {list_some(class_numbers)}"
+            raise InputError(table.field, f"{table.file}, row {row}: expected {expected}, got {short_repr(label)}")
         labels.append(number)
     return Split(split.texts, labels)
 

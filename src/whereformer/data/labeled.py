@@ -14,15 +14,15 @@ from ..errors import InputError
 from ..manifest import fingerprint
 from ..positions import PositionRangeError
 from .glue import Split
-from .streams import in_lots
-from .windows import end_padding
+from .streams import iter_chunks
+from .windows import count_end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..models import EncoderConfig, EncoderForSequenceClassification
 
-LOT = 1024
+CHUNK = 1024
 """Number of rows that are tokenized at a time."""
 
 
@@ -85,8 +85,8 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     rows: list[tuple[array[int], array[int]]] = []
     num_truncated = num_types = 0
-    for lot in in_lots(split.texts, LOT):
-        texts = [[*side] for side in zip(*lot, strict=True)]
+    for chunk in iter_chunks(split.texts, CHUNK):
+        texts = [[*side] for side in zip(*chunk, strict=True)]
         output = tokenizer(*texts, **options)
         is_longer = [max_length is not None and len(row) > max_length for row in output["input_ids"]]
         if any(is_longer):
@@ -98,7 +98,7 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
         rows += [(array("i", row), array("i", row_types)) for row, row_types in zip(ids, types, strict=True)]
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
     has_types = 0 < num_types <= config.type_vocab_size
-    return Rows(rows, has_types, split.labels, num_truncated, tokenizer.pad_token_id, end_padding(config))
+    return Rows(rows, has_types, split.labels, num_truncated, tokenizer.pad_token_id, count_end_padding(config))
 
 
 def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:

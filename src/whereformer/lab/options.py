@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ def parse_options(text: str | None) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise InputError(
-            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {shown(text)}"
+            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {short_repr(text)}"
         )
     return options
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from .._extras import STUDIES, require
 from ..checks import check_choice, check_range, kind_error
-from ..errors import InputError, listed, shown
+from ..errors import InputError, join_words, short_repr
 from .options import MAX_RUNS, MAX_SEED
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
 
     results: dict[str, list[str]] = {}
     for name, versions in by.items():
-        results.setdefault(listed(versions), []).append(name)
+        results.setdefault(join_words(versions), []).append(name)
     if results.keys() <= {this_version()}:
         return report
     sentence = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
@@ -396,5 +396,5 @@ def _convert_several(name: str, kind: type, value: Any, *, commas: bool) -> tupl
     parts = parts if isinstance(parts, list | tuple) else [parts]
     words = [part.strip() if isinstance(part, str) else part for part in parts]
     if "" in words and any(words):
-        raise InputError(name, f"expected something between commas, got {shown(value)}")
+        raise InputError(name, f"expected something between commas, got {short_repr(value)}")
     return tuple(dict.fromkeys(_convert_one(name, kind, word) for word in words if word != ""))

@@ -23,9 +23,9 @@ import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from .. import ranks
-from ..errors import InputError, listed, printable, shown
+from ..errors import InputError, join_words, printable, short_repr
 from ..files import check_regular, try_outputs, write_atomically
-from ..manifest import fits, sealed, unsealed
+from ..manifest import dump_with_hash, load_with_hash, matches_type
 from ..provenance import provenance, this_version
 from .methods import load_plugin
 from .options import find_device
@@ -169,12 +169,12 @@ class Run:
             old, new = earlier.get(name), self.options.get(name)
             if old != new:
                 advice = "choose another folder, or use the same settings to continue"
-                problem = f"{self.folder} has results with {name} {shown(old)}, not {shown(new)}"
+                problem = f"{self.folder} has results with {name} {short_repr(old)}, not {short_repr(new)}"
                 raise InputError("out", f"{problem}; {advice}")
 
     def _write(self) -> None:
         first = {"options": {**self.options, HASHES: self.hashes}, **self.provenance}
-        write_atomically(self.folder / RECORDS, "".join(map(sealed, [first, *self.records.values()])))
+        write_atomically(self.folder / RECORDS, "".join(map(dump_with_hash, [first, *self.records.values()])))
 
     def log(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
@@ -264,7 +264,7 @@ class Run:
         names = list(names)
         outdated = [name for name in names if self._is_of_another_version(name)]
         if outdated:
-            by = listed(sorted({version for name in outdated for version in self.records[name]["by"]}))
+            by = join_words(sorted({version for name in outdated for version in self.records[name]["by"]}))
             problem = f"{len(outdated)} of {len(names)} results are of whereformer {by}, and this is {this_version()}"
             answer = "kept" if self.keep_versions else "computed again (--keep-versions keeps them)"
             self.log(f"{problem}; they are {answer}")
@@ -277,7 +277,7 @@ class Run:
         if name not in self.records or (self._is_of_another_version(name) and not self.keep_versions):
             return False
         value = self.records[name]["value"]
-        reason = problem(_build(kind, value)) if fits(kind, value) else "its record has a value of another type"
+        reason = problem(_build(kind, value)) if matches_type(kind, value) else "its record has a value of another type"
         if reason is not None:
             self.log(f"repeating {_label(name)}: {reason}")
         return reason is None
@@ -335,7 +335,7 @@ class Run:
             self._write()
             return
         with (self.folder / RECORDS).open("a", encoding="utf-8") as file:
-            file.write(sealed(record))
+            file.write(dump_with_hash(record))
             file.flush()
             os.fsync(file.fileno())
 
@@ -368,17 +368,17 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
     options, version = None, []
     with suppress(ValueError, KeyError, TypeError):
-        content = unsealed(first)
+        content = load_with_hash(first)
         options = dict(content["options"])
         options[HASHES] = dict(options[HASHES])
         version = [content["versions"]["whereformer"]]
     records, damaged = {}, []
     for number, line in enumerate(rest, 2):
         try:
-            record = unsealed(line)
+            record = load_with_hash(line)
             _, *_ = json.loads(record["key"])
             by = record.get("by", version)
-            if not fits(list[str], by) or not (by or options is None):
+            if not matches_type(list[str], by) or not (by or options is None):
                 raise TypeError
             records[record["key"]] = {**record, "value": record["value"], "by": by}
         except (ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from tokenizers import normalizers
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import InputError, shown, some_of
+from ..errors import InputError, list_some, short_repr
 from ..files import check_regular, read_json
 from ..models import Encoder
 from ..models.checkpoints.files import check_has_config
@@ -125,7 +125,7 @@ def load_encoder(path: str) -> SentenceEncoder:
         _lowercase(tokenizer)
     limit = min(limit or tokenizer.model_max_length, num_positions)
     if type(limit) is not int or limit < 3:
-        raise InputError("model", f"expected one that reads at least 3 tokens, got {shown(limit)}")
+        raise InputError("model", f"expected one that reads at least 3 tokens, got {short_repr(limit)}")
     return SentenceEncoder(model, tokenizer, pooling, limit)
 
 
@@ -144,26 +144,26 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
         return "mean", None, False
     kind = (_read(folder, PROMPTS, dict) or {}).get("model_type")
     if kind not in (None, "SentenceTransformer"):
-        raise InputError("model", f"expected a model that makes vectors, got a {shown(kind)[1:-1]}: {folder}")
+        raise InputError("model", f"expected a model that makes vectors, got a {short_repr(kind)[1:-1]}: {folder}")
     _check_settings(PROMPTS, PROMPTS, _read(folder, PROMPTS, dict) or {})
     kinds = [str(step.get("type") if isinstance(step, dict) else step) for step in modules]
     # Modules of other packages have their full names, and so are not known.
     names = tuple(re.sub(r"^sentence_transformers\..*\.", "", kind) for kind in kinds)
     if names not in (MODULES, MODULES[:2]):
-        raise InputError("model", f"expected the modules {', '.join(MODULES)}, got {some_of(names)}")
+        raise InputError("model", f"expected the modules {', '.join(MODULES)}, got {list_some(names)}")
     reader = _reader(folder)
     settings = _read(folder, reader, dict) or {}
     _check_settings(reader, "Transformer", settings)
     states = settings.get("modality_config", {"text": STATES})
     if not isinstance(states, dict) or states.get("text") != STATES:
         raise InputError(
-            "model", f"expected the last hidden states as modality_config in {reader}, got {shown(states)}"
+            "model", f"expected the last hidden states as modality_config in {reader}, got {short_repr(states)}"
         )
     # Only the name, since a path may lead out of the folder.
     defaults = "", "1_Pooling", "2_Normalize"
     paths = [Path(str(step.get("path", path))).name for step, path in zip(modules, defaults, strict=False)]
     if paths[0]:
-        raise InputError("model", f"expected '' as the path of the Transformer in {LIST}, got {shown(paths[0])}")
+        raise InputError("model", f"expected '' as the path of the Transformer in {LIST}, got {short_repr(paths[0])}")
     for step in modules:
         _check_settings(LIST, LIST, step)
     later = {name: str(Path(path) / "config.json") for name, path in zip(names[1:], paths[1:], strict=True)}
@@ -171,12 +171,12 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
         _check_settings(file, name, _read(folder, file, dict) or {})
     ways = _ways(_read(folder, later["Pooling"], dict) or {})
     if len(ways) != 1 or ways[0] not in POOLINGS:
-        raise InputError("model", f"expected pooling by {' or '.join(POOLINGS)}, got {some_of(ways)}")
+        raise InputError("model", f"expected pooling by {' or '.join(POOLINGS)}, got {list_some(ways)}")
     limit, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
     if limit is not None and not (isinstance(limit, int) and limit > 0):
-        raise InputError("model", f"expected a number of tokens as max_seq_length in {reader}, got {shown(limit)}")
+        raise InputError("model", f"expected a number of tokens as max_seq_length in {reader}, got {short_repr(limit)}")
     if not isinstance(lowercase, bool):
-        raise InputError("model", f"expected true or false as do_lower_case in {reader}, got {shown(lowercase)}")
+        raise InputError("model", f"expected true or false as do_lower_case in {reader}, got {short_repr(lowercase)}")
     return ways[0], limit, lowercase
 
 
@@ -191,11 +191,11 @@ def _check_settings(file: str, kind: str, settings: dict[str, Any]) -> None:
         if kind == "Pooling" and name.startswith("pooling_mode_"):
             continue
         if name not in KNOWN[kind]:
-            raise InputError("model", f"{file} has {shown(name)}, which is not known; got {shown(value)}")
+            raise InputError("model", f"{file} has {short_repr(name)}, which is not known; got {short_repr(value)}")
         known = KNOWN[kind][name]
         if known is not ANY and value not in known:
             raise InputError(
-                "model", f"expected {' or '.join(map(repr, known))} as {name} in {file}, got {shown(value)}"
+                "model", f"expected {' or '.join(map(repr, known))} as {name} in {file}, got {short_repr(value)}"
             )
 
 

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError, listed, one_line
+from ..errors import InputError, join_words, one_line
 from ..files import new_folder, remove
 from ..provenance import this_version
 from .optimizer import build_optimizer, build_schedule
@@ -308,14 +308,17 @@ def _folders(folder: Path, last: float = math.inf) -> list[Path]:
 def _find_latest(checkpoints: Checkpoints) -> tuple[Path, Progress] | None:
     """Return the last complete checkpoint of a training, and log which are skipped."""
     for folder in reversed(_folders(checkpoints.folder)):
-        if (problem := manifest.problem(folder, {"what": checkpoints.training_id})) is None:
+        if (problem := manifest.find_problem(folder, {"what": checkpoints.training_id})) is None:
             content: Any = manifest.read(folder).get("done")
-            if manifest.fits(Progress, content) and (progress := Progress(**content)).step == len(progress.losses) > 0:
+            if (
+                manifest.matches_type(Progress, content)
+                and (progress := Progress(**content)).step == len(progress.losses) > 0
+            ):
                 progress.versions = progress.versions or [manifest.version(folder)]
                 refused = [version for version in progress.versions if not checkpoints.keeps(version)]
                 if not refused:
                     return folder, progress
-                problem = f"it is of whereformer {listed(refused)} (--keep-versions continues it)"
+                problem = f"it is of whereformer {join_words(refused)} (--keep-versions continues it)"
             else:
                 problem = "its manifest does not describe a checkpoint"
         checkpoints.log(f"skipping {folder}: {problem}")

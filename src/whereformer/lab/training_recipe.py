@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .. import manifest
     from . import loading
     from . import train as training
-    from .report import losses, report
+    from .report import report, score_report
     from .run import Run
 else:
     manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
-    losses, report = lazy_modules("lab.report.losses", "lab.report.report")
+    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class TrainingRecipe(Trains):
             return report.Report("What would be trained?", [self.DRY], [plan])
         run.log(plan)
         facts = {"options": run.options, **prepared.hashes}
-        damage = ranks.from_main(lambda: manifest.problem(run.folder / "model", facts))
+        damage = ranks.from_main(lambda: manifest.find_problem(run.folder / "model", facts))
 
         def problem(key: Any, result: TrainingResult) -> str | None:
             return damage or (None if result.is_complete else "its record lacks losses or scores")
@@ -124,7 +124,7 @@ class TrainingRecipe(Trains):
             )[()]
         title, sentences = self.headline(prepared, result)
         last = {} if result.saved == result.scores[-1][1] else {"saved": result.saved}
-        sections = [*losses.course(result.losses, result.scores, last), replace(plan, folded=True)]
+        sections = [*score_report.build_sections(result.losses, result.scores, last), replace(plan, folded=True)]
         return report.Report(title, sentences, sections, asdict(result))
 
     def prepare(self, run: Run, cache: Path) -> Any:
@@ -170,7 +170,7 @@ class TrainingRecipe(Trains):
 
             def score_and_log(step: int) -> dict[str, float]:
                 scores = score(step)
-                run.log(f"step {step:,}: held-out {losses.in_words(scores)}")
+                run.log(f"step {step:,}: held-out {score_report.format_scores(scores)}")
                 log_metrics(step, {f"eval/{name}": value for name, value in scores.items()})
                 return scores
 

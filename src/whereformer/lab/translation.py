@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..data import batches, subwords
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ..models.checkpoints.files import find_config, find_weights, read_header
 from ..models.checkpoints.loading import check_header, check_weights
@@ -107,7 +107,7 @@ def translate_lines(
                 outputs = model.generate(**inputs.to(model.device), **options)
         except PositionRangeError as error:
             # The last line of a batch is the longest.
-            raise InputError(None, f"the line {shown(lines[rows[batch[-1]]])} is too long: {error}") from None
+            raise InputError(None, f"the line {short_repr(lines[rows[batch[-1]]])} is too long: {error}") from None
         for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
             # A translation stays on one line, even if the model writes line ends.
             translations[rows[index]] = " ".join(text.split())

@@ -16,15 +16,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .. import positions
-    from ..analysis import findings, fit, pictures, reading, toeplitz
+    from ..analysis import findings, fit, position_scores, toeplitz
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
+    from . import head_report
 else:
     torch = LazyModule("torch")
-    findings, fit, pictures = lazy_modules("analysis.findings", "analysis.fit", "analysis.pictures")
-    reading, toeplitz, positions = lazy_modules("analysis.reading", "analysis.toeplitz", "positions")
-    (loading,) = lazy_modules("lab.loading")
+    findings, fit, head_report = lazy_modules("analysis.findings", "analysis.fit", "recipes.head_report")
+    position_scores, toeplitz = lazy_modules("analysis.position_scores", "analysis.toeplitz")
+    positions, loading = lazy_modules("positions", "lab.loading")
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""
@@ -80,7 +81,7 @@ class Analyze(Recipe):
                 models.append(analyze_model(path, name, self, run.device))
         content = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(content, allow_nan=False, indent=1) + "\n")
-        return pictures.report_of(models)
+        return head_report.build_report(models)
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
@@ -98,8 +99,8 @@ def analyze_model(path: str, name: str, options: Analyze, device: str) -> findin
     length = min(max_length, MAX_POSITIONS) if options.length is None else options.length
     heads: list[findings.HeadFindings] = []
     try:
-        vectors = reading.position_vectors(encoder, length)
-        for layer_scores in reading.position_scores(encoder, length):
+        vectors = position_scores.read_position_vectors(encoder, length)
+        for layer_scores in position_scores.read_layer_scores(encoder, length):
             heads += _analyze_heads(layer_scores, options.max_kernels)
     except positions.PositionRangeError:
         reason = f"expected at most {max_length}, the number of positions of {path}, got {length}"
@@ -120,7 +121,7 @@ def _analyze_table(vectors: Tensor) -> findings.TableFindings:
     return findings.TableFindings(gram, means, float(diagonals.explained), vectors.shape[1])
 
 
-def _analyze_heads(layer: reading.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
+def _analyze_heads(layer: position_scores.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
     scores = layer.scores.float().cpu()
     diagonals = toeplitz.diagonals(scores.double())
     n = scores.shape[-1]

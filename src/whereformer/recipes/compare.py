@@ -14,17 +14,15 @@ from itertools import islice, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from ..errors import InputError, listed
+from ..errors import InputError, join_words
 from ..lab.options import MAX_COUNT, MAX_RATE, MAX_RUNS, MAX_SIZE, find_device
 from ..lab.recipe import RECIPE, Between, Counts, ManyRuns, MayChange, Names, Numbers, Range, lazy_modules
 from ..lab.sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from .. import analysis, manifest, models
-    from ..analysis import comparison
     from ..analysis import held_out as scoring
     from ..analysis import ranking as rankings
-    from ..analysis.comparison import Outcome
     from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
     from ..lab import methods
@@ -33,9 +31,13 @@ if TYPE_CHECKING:
     from ..lab import train as training
     from ..lab.report import report
     from ..lab.run import Run
+    from . import comparison_report
+    from .comparison_report import ComparisonResult
 else:
     analysis, manifest, models = lazy_modules("analysis", "manifest", "models")
-    comparison, scoring, rankings = lazy_modules("analysis.comparison", "analysis.held_out", "analysis.ranking")
+    comparison_report, scoring, rankings = lazy_modules(
+        "recipes.comparison_report", "analysis.held_out", "analysis.ranking"
+    )
     corpus, encode, windows = lazy_modules("data.corpus", "data.encode", "data.windows")
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")
@@ -260,14 +262,14 @@ class Compare(ManyRuns):
 
     def resolve(self) -> Compare:
         names = methods.resolve_methods(self.positions)
-        corpus.Text(self.data, self.column)  # to check that its files exist
+        corpus.TextSource(self.data, self.column)  # to check that its files exist
         sizes = {"hidden_size": self.hidden_size, "num_heads": self.num_heads, "max_length": self.length}
         layers = self.config(encoders.BASELINE, self.vocab_size).num_hidden_layers
         methods.check_methods(names, num_layers=layers, **sizes)
         return replace(self, positions=names)
 
     def run(self, run: Run) -> report.Report:
-        text = corpus.Text(self.data, self.column, characters=self.characters)
+        text = corpus.TextSource(self.data, self.column, characters=self.characters)
         data = self.read(run, text)
         recipe = self
         if self.minutes is not None:
@@ -301,13 +303,13 @@ class Compare(ManyRuns):
         outcomes = run.map(
             *(keys, self.train, data, rates),
             task="train",
-            kind=comparison.Outcome,
+            kind=comparison_report.ComparisonResult,
             steps=self.steps,
             problem=partial(self.find_problem, num_labels=data.held_out.count_labels()),
         )
         return self.report(data, outcomes, rates, seeds, searches)
 
-    def read(self, run: Run, text: corpus.Text) -> EncodedData:
+    def read(self, run: Run, text: corpus.TextSource) -> EncodedData:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
         if text.paths:
             run.log(text.about_files)
@@ -371,7 +373,7 @@ class Compare(ManyRuns):
     ) -> Any:
         """Train a model by a plan. Its batches are the same for every method."""
         rate = None if self.causal else self.mask_rate
-        stages = windows.growing(self.length, self.batch_size, plan.steps)
+        stages = windows.growing_stages(self.length, self.batch_size, plan.steps)
         batches = windows.Windows(data.training, data.vocabulary, stages, rate, seed)
         return training.train(model, batches.batch, plan, device=run.device, on_log=on_log, **options)
 
@@ -402,7 +404,9 @@ class Compare(ManyRuns):
                 end_losses.append(None)
         return RateSearch(end_losses, steps)
 
-    def train(self, run: Run, data: EncodedData, rates: Mapping[str, float], seed: int, position: str) -> Outcome:
+    def train(
+        self, run: Run, data: EncodedData, rates: Mapping[str, float], seed: int, position: str
+    ) -> ComparisonResult:
         """Train a method with a seed, save the model, and evaluate it."""
         rate, held_out = rates[position], data.held_out
         config = self.config(position, data.vocabulary.size)
@@ -417,7 +421,7 @@ class Compare(ManyRuns):
             progress = self.fit(run, data, model, seed, plan, run.advance, checkpoints=checkpoints)
         except training.NotFiniteError as error:
             run.log(f"{label}: {error.reason}")
-            return comparison.Outcome(rate, [], [], [], 0, None, error.reason)
+            return comparison_report.ComparisonResult(rate, [], [], [], 0, None, error.reason)
         model.eval()
         token_losses: list[Any] = []
 
@@ -429,16 +433,16 @@ class Compare(ManyRuns):
 
         scores = encoders.at_lengths(self.eval_lengths, evaluate)
         if isinstance(scores[0], str):
-            return comparison.Outcome(rate, [], [], [], 0, None, scores[0])
+            return comparison_report.ComparisonResult(rate, [], [], [], 0, None, scores[0])
         encoders.save(model, data.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         run.log(f"{label}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
-        return comparison.Outcome(
+        return comparison_report.ComparisonResult(
             rate=rate,
             losses=[round(loss, 4) for loss in progress.losses],
             scores=scores,
             # Losses by window, to distinguish a real difference between two methods from chance in the held-out text.
-            windows=[round(float(part.mean()), 4) for part in token_losses[0].split(comparison.WINDOW)],
+            windows=[round(float(part.mean()), 4) for part in token_losses[0].split(comparison_report.WINDOW)],
             parameters=methods.count_parameters(model)["positional_parameters"],
             flops=self.flops(config),
         )
@@ -465,7 +469,9 @@ class Compare(ManyRuns):
         """Return the folder for the trained model of a method and seed."""
         return self.out / "models" / f"{position.replace('/', ',')}-{seed}"  # no method's name has a comma
 
-    def find_problem(self, key: tuple[int, str], outcome: Outcome, *, num_labels: int | None = None) -> str | None:
+    def find_problem(
+        self, key: tuple[int, str], outcome: ComparisonResult, *, num_labels: int | None = None
+    ) -> str | None:
         """Return why a recorded model is not valid, or None if it is.
 
         Args:
@@ -475,13 +481,13 @@ class Compare(ManyRuns):
         """
         seed, position = key
         folder = self.model_folder(position, seed)
-        windows = len(outcome.windows) if num_labels is None else math.ceil(num_labels / comparison.WINDOW)
+        windows = len(outcome.windows) if num_labels is None else math.ceil(num_labels / comparison_report.WINDOW)
         sizes = len(outcome.losses), len(outcome.scores), len(outcome.windows)
         if not outcome.failed and (
             sizes != (self.steps, len(self.eval_lengths), windows) or isinstance(outcome.scores[0], str)
         ):
             return "its record lacks losses or scores"
-        problem = manifest.problem(folder, self.facts(seed, position))
+        problem = manifest.find_problem(folder, self.facts(seed, position))
         return None if problem is None else f"{folder}: {problem}"
 
     def find_search_problem(self, key: tuple[str], search: RateSearch) -> str | None:
@@ -521,7 +527,7 @@ class Compare(ManyRuns):
     def report(
         self,
         data: EncodedData,
-        outcomes: Mapping[tuple[int, str], Outcome],
+        outcomes: Mapping[tuple[int, str], ComparisonResult],
         rates: Mapping[str, float | None],
         seeds: range,
         searches: Mapping[tuple[str], RateSearch],
@@ -538,7 +544,7 @@ class Compare(ManyRuns):
             for (seed, name), outcome in outcomes.items()
             if outcome.failed
         }
-        runs: dict[str, dict[int, Outcome]] = {name: {} for name in self.positions if name not in failed}
+        runs: dict[str, dict[int, ComparisonResult]] = {name: {} for name in self.positions if name not in failed}
         for (seed, name), outcome in outcomes.items():
             if name in runs:
                 runs[name][seed] = outcome
@@ -548,15 +554,17 @@ class Compare(ManyRuns):
         ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
         sentences = rankings.sentences(ranking, encoders.BASELINE, data.guessing, self.steps)
         if failed:
-            sentences.append(f"No result, because the loss was not finite (NaN or inf): {listed(failed)}.")
+            sentences.append(f"No result, because the loss was not finite (NaN or inf): {join_words(failed)}.")
         goal = "predict the next token" if self.causal else "fill in masked tokens"
         sentences.append(
             f"Each method was trained for {self.steps:,} steps of {self.batch_size} x {self.length} tokens, "
-            f"seed{'s' if len(seeds) > 1 else ''} {listed(seeds)}, to {goal} of {data.source}."
+            f"seed{'s' if len(seeds) > 1 else ''} {join_words(seeds)}, to {goal} of {data.source}."
         )
         sections: list[Any] = [
-            comparison.table(ranking, runs, lengths=self.eval_lengths, causal=self.causal, guessing=data.guessing),
-            *comparison.curves(ranking, runs, lengths=self.eval_lengths, guessing=data.guessing),
+            comparison_report.build_table(
+                ranking, runs, lengths=self.eval_lengths, causal=self.causal, guessing=data.guessing
+            ),
+            *comparison_report.build_figures(ranking, runs, lengths=self.eval_lengths, guessing=data.guessing),
         ]
         if searches:
             rows = [(name, f"{search.steps:,}", self.format_losses(search)) for (name,), search in searches.items()]
@@ -575,7 +583,7 @@ def trial_steps(steps: int) -> int:
     return max(1, round(SEARCH_SHARE * steps))
 
 
-def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
+def load(folder: Path) -> tuple[Compare, dict[str, dict[int, ComparisonResult]]]:
     """Return a finished comparison: its options, and its models by method and seed.
 
     Raises:
@@ -590,15 +598,18 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, Outcome]]]:
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
     if recipe.minutes is not None and (planned := records.get('["fitting_steps"]')) is not None:
         recipe = replace(recipe, minutes=None, steps=planned["value"])
-    runs: dict[str, dict[int, Outcome]] = {}
+    runs: dict[str, dict[int, ComparisonResult]] = {}
     for name, record in records.items():
         task, *key = json.loads(name)
         if task != "train":
             continue
-        if not (manifest.fits(tuple[int, str], key) and manifest.fits(comparison.Outcome, record["value"])):
+        if not (
+            manifest.matches_type(tuple[int, str], key)
+            and manifest.matches_type(comparison_report.ComparisonResult, record["value"])
+        ):
             reason = f"{path} has a value of another type for {name}"
             raise InputError("out", f"{reason}; run the same whereformer compare again")
-        outcome = comparison.Outcome(**record["value"])
+        outcome = comparison_report.ComparisonResult(**record["value"])
         if not outcome.failed:
             runs.setdefault(key[1], {})[key[0]] = outcome
     return recipe, runs

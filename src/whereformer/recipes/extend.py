@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from ..lab import loading
     from ..lab import sentence_encoders as encoders
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import report, score_report
     from ..lab.run import Run
 else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
     loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
-    losses, report = lazy_modules("lab.report.losses", "lab.report.report")
+    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MAX_HELD_OUT = 16, 24  # one document in 16 is held out for the evaluation, but at most 24
@@ -117,13 +117,13 @@ class Extend(Recipe):
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         run.record_hash("text", digest, "data")
         run.record_hash("model", loading.fingerprint(self.model, teacher.pooling, teacher.limit), "model")
-        run.log(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.source_of(self.data)}")
+        run.log(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.describe_source(self.data)}")
         about = {**self.recorded_options(), "text": digest}
         model = run.folder / "model"
 
         def problem(key: Any, result: ExtendResult) -> str | None:
             is_complete = result.curve and len(result.losses) == self.steps
-            return manifest.problem(model, about) if is_complete else "its record lacks losses or scores"
+            return manifest.find_problem(model, about) if is_complete else "its record lacks losses or scores"
 
         result = run.map(
             [()],
@@ -141,7 +141,7 @@ class Extend(Recipe):
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
         """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
         body, rows = self.length - 2, []
-        for document in corpus.Text(self.data, self.column).documents():
+        for document in corpus.TextSource(self.data, self.column).documents():
             text = ""
             for part in document:
                 text += part
@@ -225,11 +225,11 @@ class Extend(Recipe):
             f"On texts that the original can read, its vectors have a mean cosine of {last_short:.4f} with the "
             "original's.",
             f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
-            f"{corpus.source_of(self.data)}.",
+            f"{corpus.describe_source(self.data)}.",
         ]
         sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", columns, rows, notes=(READING,))]
         if result.losses:
-            paint = losses.over_steps({"training": losses.smoothed(result.losses)})
+            paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
             sections.append(report.Figure("Loss over the steps of training", paint))
         return report.Report("A sentence encoder for longer texts", sentences, sections, asdict(result))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from .. import ranks
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..lab import options
 from ..lab.recipe import Between, LazyModule, MayChange, Range, lazy_modules
 from ..lab.training_recipe import PreparedTraining, TrainingRecipe, TrainingResult
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..data import windows as text_windows
     from ..lab import methods
     from ..lab import train as training
-    from ..lab.report import losses
+    from ..lab.report import score_report
     from ..lab.run import Run
 else:
     torch = LazyModule("torch")
     models, held_out, corpus = lazy_modules("models", "analysis.held_out", "data.corpus")
     encode, read, tokenizers = lazy_modules("data.encode", "data.read", "data.tokenizers")
     text_windows, methods = lazy_modules("data.windows", "lab.methods")
-    training, losses = lazy_modules("lab.train", "lab.report.losses")
+    training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Pretrain(TrainingRecipe):
 
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:
-            raise InputError("warmup", f"expected 0 to {self.steps}, got {shown(self.warmup)}")
+            raise InputError("warmup", f"expected 0 to {self.steps}, got {short_repr(self.warmup)}")
         if self.hide_masked and self.objective != "mlm":
             raise InputError("hide_masked", f"only for `objective` mlm, got {self.objective}, which sees no [MASK]")
         super().check()
@@ -157,8 +157,8 @@ class Pretrain(TrainingRecipe):
             **{name: value for name, value in defaults.items() if getattr(self, name) is None},
         )
         # Options that do not fit are refused before the text is read and encoded, which may take long.
-        config = resolved.config(tokenizers.trained_vocabulary(64))
-        shortest, min_length = resolved.stages[0].length, 6 + text_windows.end_padding(config)
+        config = resolved.config(tokenizers.build_vocabulary(64))
+        shortest, min_length = resolved.stages[0].length, 6 + text_windows.count_end_padding(config)
         if shortest < min_length:
             reason = f"expected windows of at least {min_length} tokens for blocks {config.blocks!r}, got {shortest}"
             raise InputError("grow" if self.grow else "length", reason)
@@ -169,7 +169,7 @@ class Pretrain(TrainingRecipe):
         """The stages of training, in order: one for each length of windows."""
         rows = self.batch_size * self.accumulate
         if self.grow:
-            return text_windows.growing(self.length, rows, self.steps)
+            return text_windows.growing_stages(self.length, rows, self.steps)
         return [text_windows.Stage(self.length, self.steps, rows)]
 
     def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
@@ -215,8 +215,8 @@ class Pretrain(TrainingRecipe):
     def prepare(self, run: Run, cache: Path) -> PreparedPretraining:
         choice = encode.TokenizerChoice(self.tokenizer, self.vocab_size)
         with ranks.main_first():
-            paths = read.fetched(self.data, run.log)
-        text = corpus.Text(paths, self.column)
+            paths = read.download(self.data, run.log)
+        text = corpus.TextSource(paths, self.column)
         run.log(text.about_files)
         hashes = {"text": text.fingerprint, "tokenizer": choice.setting}
         run.record_hash("text", hashes["text"], "data")
@@ -230,11 +230,13 @@ class Pretrain(TrainingRecipe):
             self.stages,
             rate=self.mask_rate,
             seed=self.seed,
-            end=(ids.sep, *[ids.pad] * text_windows.end_padding(config)),
+            end=(ids.sep, *[ids.pad] * text_windows.count_end_padding(config)),
             hide_masked=self.hide_masked,
             uniforms=self.objective == "electra",
         )
-        return PreparedPretraining(hashes, self.steps, encoded, config, windows, windows.judging(encoded.held_out))
+        return PreparedPretraining(
+            hashes, self.steps, encoded, config, windows, windows.held_out_windows(encoded.held_out)
+        )
 
     def plan(self, prepared: PreparedPretraining) -> list[tuple[str, str]]:
         text, sizes, stage = prepared.text, count_parameters(prepared.config), prepared.windows.stages[-1]
@@ -244,7 +246,7 @@ class Pretrain(TrainingRecipe):
         tokens = f"{stage.rows * stage.length:,} tokens"
         return [
             ("text", f"{len(text.training):,} training and {len(text.held_out):,} held-out tokens"),
-            ("", f"from {corpus.source_of(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
+            ("", f"from {corpus.describe_source(self.data)}; guessing by frequency: loss {text.guessing:.2f}"),
             ("model", size),
             ("", f"blocks {prepared.config.blocks} of {lengths} tokens"),
             ("training", f"{self.steps:,} steps of {tokens}; the text is read {prepared.windows.passes:,.1f} times"),
@@ -276,12 +278,16 @@ class Pretrain(TrainingRecipe):
         tokenizer.model_max_length = prepared.config.max_position_embeddings
         self.save(run, trained, tokenizer, facts)
         about = {"tokens": prepared.windows.tokens, **sizes}
-        return TrainingResult(losses.smoothed(progress.losses), progress.scores, last_scores, about)
+        return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about)
 
     def headline(self, prepared: PreparedPretraining, result: TrainingResult) -> tuple[str, list[str]]:
-        guess, folder = prepared.text.guessing, str(self.out / "model")
+        scores, guess, folder = (
+            score_report.format_scores(result.saved),
+            prepared.text.guessing,
+            str(self.out / "model"),
+        )
         return "How well does the model predict held-out text?", [
-            f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {losses.in_words(result.saved)}",
+            f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {scores}",
             f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({folder!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({folder!r}) its tokenizer.",

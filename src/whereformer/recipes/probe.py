@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from ..checks import check_choice
-from ..errors import InputError, listed
+from ..errors import InputError, join_words
 from ..lab.options import MAX_COUNT, MAX_RUNS
 from ..lab.recipe import LazyModule, ManyRuns, MayChange, Names, Range, lazy_modules
 from ..lab.sheet import Cell, Column, Sheet
@@ -470,7 +470,7 @@ def summarize(cells: Mapping[str, Sequence[CellResult]], total: int, length: int
     if not best:
         return f"No method solves a task at {length} symbols{advice}."
     leaders = [name for name, count in counts.items() if count == best]
-    solve = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
+    solve = f"{join_words(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
     if best == total or len(leaders) == len(counts):
         return f"{solve} {best} of {total} tasks at {length} symbols."
     return f"{solve} the most tasks at {length} symbols, {best} of {total}."

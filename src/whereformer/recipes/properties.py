@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..analysis import properties as measure
-from ..analysis.comparison import Outcome
 from ..analysis.held_out import HeldOut
-from ..data.corpus import Text
+from ..data.corpus import TextSource
 from ..data.encode import TokenizerChoice, open_or_encode
 from ..data.windows import HELD_OUT_RATE
 from ..errors import InputError
@@ -25,6 +24,7 @@ from ..lab.sheet import Cell, Column, Sheet
 from ..models import EncoderForMaskedLM
 from ..positions import build_position
 from .compare import Compare, load
+from .comparison_report import ComparisonResult
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
@@ -124,7 +124,7 @@ def build_table(folder: Path, pattern: str | None, track: Callable[[list[str]], 
 def _held_out(recipe: Compare) -> HeldOut:
     """Read the held-out text of a comparison again."""
     try:
-        text = Text(recipe.data, recipe.column, characters=recipe.characters)
+        text = TextSource(recipe.data, recipe.column, characters=recipe.characters)
     except InputError as error:
         raise InputError("measure", f"the text of {recipe.out} can't be read again ({error.reason})") from None
     options, _, _ = read_records(recipe.out / RECORDS)
@@ -138,7 +138,9 @@ def _held_out(recipe: Compare) -> HeldOut:
     return HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
 
 
-def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_out: HeldOut, name: str) -> Ticks:
+def _measure(
+    recipe: Compare, runs: Mapping[str, Mapping[int, ComparisonResult]], held_out: HeldOut, name: str
+) -> Ticks:
     """Measure a method: its losses with every seed, and the model of the first."""
     seed = min(runs[name])
     try:
@@ -160,7 +162,8 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     sizes["num_layers"] = trained.config.num_hidden_layers
     method = trained.config.position  # a row's name may have "+sinks" besides
     counts = [
-        measure.operations(build_position(method, **sizes, max_length=length), length) for length in measure.LENGTHS
+        measure.count_operations(build_position(method, **sizes, max_length=length), length)
+        for length in measure.LENGTHS
     ]
     ticks = (
         inductive(runs[name], runs.get(encoders.BASELINE, {}), recipe.eval_lengths.index(4 * recipe.length)),
@@ -173,7 +176,9 @@ def _measure(recipe: Compare, runs: Mapping[str, Mapping[int, Outcome]], held_ou
     return dict(zip(MEANINGS, ticks, strict=True))
 
 
-def inductive(runs: Mapping[int, Outcome], baseline: Mapping[int, Outcome], longest: int) -> PropertyResult:
+def inductive(
+    runs: Mapping[int, ComparisonResult], baseline: Mapping[int, ComparisonResult], longest: int
+) -> PropertyResult:
     """Decide whether a method reads text beyond the training length equally well, by medians over seeds.
 
     ``longest`` is the index of the score at four times that length.
