@@ -10,13 +10,13 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from numbers import Real as RealNumber
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_kind, check_range
 from ..errors import InputError, short_repr
 from ..kernels import attention
 from ..kernels.call import shows_options
@@ -42,13 +42,8 @@ MAX_INTEGER = 2**20
 MAX_POSITIONS = 2**31 - 1
 """The largest number of positions of a table."""
 
-_KINDS: dict[str, tuple[Any, str]] = {
-    "int": (Integral, "an integer"),
-    "float": (RealNumber, "a number"),
-    "bool": (bool, "True or False"),
-    "str": (str, "text"),
-}
-"""The type of a value and its name in errors, by the annotation of the option."""
+_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
+"""The kind of a value by the annotation of the option."""
 
 
 def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_INTEGER) -> None:
@@ -57,16 +52,14 @@ def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_
     Raises:
         InputError: for a value of another type, a number that is not finite, or an integer beyond ``max_integer``.
     """
-    kind, description = _KINDS.get(annotation.partition(" | ")[0], (object, ""))
-    if kind is object or (value is None and annotation.endswith("None")):
+    kind = _KINDS.get(annotation.partition(" | ")[0])
+    if kind is None or (value is None and annotation.endswith("None")):
         return
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InputError(field, f"expected {description}, got {short_repr(value)}")
-    if kind is Integral and not -max_integer <= value <= max_integer:
-        limit = f"at most {max_integer}" if value > 0 else f"at least {-max_integer}"
-        raise InputError(field, f"expected {limit}, got {short_repr(value)}")
+    check_kind(field, value, kind)
+    if kind is int:
+        check_range(field, value, -max_integer, max_integer)
     # An integer may be beyond all floats.
-    if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
+    if kind is float and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
         raise InputError(field, f"expected a finite number, got {short_repr(value)}")
 
 
@@ -77,14 +70,8 @@ def check_min(minimum: int, **options: float | None) -> None:
         InputError: for the first option that is smaller, by its name.
     """
     for name, value in options.items():
-        if value is not None and value < minimum:
-            raise InputError(name, f"expected at least {minimum}, got {short_repr(value)}")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise an InputError that names the option if its value is not one of the choices."""
-    if value not in choices:
-        raise InputError(name, f"expected one of {', '.join(choices)}, got {value!r}")
+        if value is not None:
+            check_range(name, value, minimum)
 
 
 class PositionRangeError(ValueError):
