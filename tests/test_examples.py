@@ -84,8 +84,16 @@ def test_a_head_looks_where_the_task_needs_it():
 )
 def test_a_port_is_checked(function, answer, capsys):
     with suppress(SystemExit):
-        main(["check", f"{EXAMPLES / 'check_a_port.py'}:{function}"])
+        main(["check", str(EXAMPLES / "check_a_port.py") + f":{function}"])
     assert answer in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("method", ["tisa", "t5"])
+def test_the_demo_finds_the_token_before(method, capsys):
+    main(["demo", "--position", method])
+    text = capsys.readouterr().out
+    assert float(re.search(r"step 150: loss (\S+) \(guessing: 2.77\)", text)[1]) < 0.05
+    assert "looks most at offset -1: the token before" in text
 
 
 def test_the_notebook(monkeypatch):

@@ -12,12 +12,13 @@ import copy
 import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from ..kernels import attention, attention_weights
+from ..kernels import Term, attention, attention_weights
 from ..positions.base import PositionMethod
 from ..positions.rope import LAYOUTS, Rope
 from ..positions.site import Site
@@ -117,14 +118,14 @@ def _score_parts(method: PositionMethod, query: Tensor, key: Tensor, sign: int, 
     tokens = torch.arange(query.shape[2])
     site = Site(sign * tokens, sign * (tokens + shift))  # an offset is key - query
     hidden = query.new_zeros(1, len(tokens), method.model.hidden_size)
-    *inputs, terms = method.apply_hooks(hidden, query, key, key, site)
+    rows, keys, value, terms = method.apply_hooks(hidden, query, key, key, site)
+    positions: dict[str, Any] = {"query_positions": site.query_positions, "key_positions": site.key_positions}
 
-    def scores_with(terms: tuple[object, ...]) -> Tensor:
-        options = {"query_positions": site.query_positions, "key_positions": site.key_positions}
-        _, lse = attention(*inputs, terms, return_lse=True, backend="reference", **options)  # type: ignore[arg-type]
-        return (attention_weights(*inputs, terms, **options).log() + lse.unsqueeze(-1))[0]  # type: ignore[arg-type]
+    def scores_with(terms: tuple[Term, ...]) -> Tensor:
+        _, lse = attention(rows, keys, value, terms, return_lse=True, backend="reference", **positions)
+        return (attention_weights(rows, keys, value, terms, **positions).log() + lse.unsqueeze(-1))[0]
 
-    content = scores_with(()) if method.uses_query_key else torch.zeros_like(query[0] @ key[0].mT)
+    content = scores_with(()) if method.uses_query_key and rows is not None else torch.zeros_like(scores_with(terms))
     return content, scores_with(terms) - content
 
 

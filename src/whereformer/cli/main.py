@@ -27,6 +27,7 @@ COMMANDS = {
     "translate run": "cli.translate:TranslateRun",
     "run": "cli.main:RunFile",
     "check": "cli.check:Check",
+    "demo": "cli.demo:Demo",
     "positions": "cli.positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package."""
