@@ -1,6 +1,7 @@
 """Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
 import contextlib
+import os
 from dataclasses import replace
 
 import pytest
@@ -39,6 +40,16 @@ def need_native():
         pytest.skip("needs a CPU")
     if missing := no_native():
         pytest.skip(f"the compiled kernel {missing}")
+
+
+def need_triton():
+    """Skip a test where Triton's kernels can't run; without a GPU, its interpreter runs them."""
+    pytest.importorskip("triton")
+    if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
+    from tests.kernels import interpreter
+
+    interpreter.mend()
 
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(no_native() is not None, reason=f"native {no_native()}"))
