@@ -38,10 +38,6 @@ def test_positions_and_offsets_may_be_numpys():
 def test_a_scale_is_any_finite_number():
     inputs = [tensor.detach() for tensor in content(5, 5)]
     assert torch.equal(attention(*inputs, scale=Fraction(1, 4)), attention(*inputs, scale=0.25))
-    with pytest.raises(ValueError, match=r"^scale: expected a number from -1.79769e\+308 to 1.79769e\+308, got nan"):
-        attention(*inputs, scale=math.nan)
-    with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
-        attention(*inputs, scale=torch.ones(()))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
