@@ -17,7 +17,6 @@ import torch
 from pyarrow import parquet
 
 import whereformer
-from tests.every import EVERY
 from whereformer import provenance
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.recipes.compare import load
@@ -248,13 +247,6 @@ def gpu_static(run, tmp_path):
             assert {line.split(":")[0] for line in found["exceeded"]} <= {line.split(":")[0] for line in known}
 
 
-def kill(run, tmp_path):
-    out = tmp_path / "kill.json"
-    run("kill", "--commands=pretrain", "--kills=1", "--damages=1", "--disks=1", "--ranks=1", f"--out={out}")
-    for kind, counts in results_of(out)["commands"]["pretrain"].items():
-        assert counts["tried"] == counts["equal"] == counts["nothing_lost"] == 1, (kind, counts["failed"])
-
-
 def packed(run, tmp_path):
     texts = parallel_text.pairs()[0]
     for folder, column in (("glue/stsb", "sentence1"), ("20newsgroups", "text"), ("wikitext2", "text")):
@@ -264,26 +256,6 @@ def packed(run, tmp_path):
     run("packed", model, tmp_path, *small)
     found = results_of(tmp_path / "packed.json")["results"]
     assert [row["pass"] for row in found] == ["inference", "training"] * 3
-
-
-def restored_text(run, tmp_path):
-    text = tmp_path / "text.txt"
-    text.write_text("They saw NASA, and a red house near the river.\nA heading of more than six words\n")
-    run("restored_text", "--train", text, "--test", text, f"--out={tmp_path}", "--train-rows=1", "--test-rows=1")
-    for name in ("train", "test"):
-        [row] = parquet.read_table(tmp_path / f"{name}.parquet").to_pylist()
-        assert row["text"] == "they saw nasa and a red house near the river"
-        assert row["label"] == "Title small CAPS, small small small small small small small."
-
-
-def scaling(run, tmp_path):
-    out = tmp_path / "scaling.json"
-    # The processes import the benchmark by its name.
-    run_in_processes = [sys.executable, str(FOLDER / "scaling.py"), "--blocks=1", "--hidden-size=16", "--length=16"]
-    subprocess.run([*run_in_processes, "--steps=1", "--rounds=2", f"--out={out}"], check=True, capture_output=True)
-    found = results_of(out)
-    assert set(found["seconds"]) == {"alone", "side by side", "together", "adding up"}
-    assert found["speedup"]["median"] > 0
 
 
 def seed_noise(run, tmp_path):
@@ -301,22 +273,6 @@ def speed_picture(run, tmp_path):
     results = FOLDER / "results" / "amd-epyc-2-cores-avx512" / "results.json"
     run("speed_picture", f"--results={results}", f"--out={tmp_path / 'speed.svg'}")
     assert (tmp_path / "speed.svg").read_text() == (FOLDER.parent / "docs" / "images" / "speed.svg").read_text()
-
-
-def text_memory(run, tmp_path):
-    files = tmp_path / "text.txt", tmp_path / "target.txt"
-    for file, lines in zip(files, parallel_text.pairs(), strict=True):
-        file.write_text("\n".join(lines * 30) + "\n")
-    common = [f"--text={files[0]}", "--steps=1", "--hidden-size=16", f"--out={tmp_path}"]
-    sizes = [file.stat().st_size for file in files]
-    settings = {("--times=2", "--vocab-size=64"): 2 * sizes[0]}
-    if EVERY:
-        settings["--times=1", "--vocab-size=300", f"--target={files[1]}"] = sum(sizes)
-    for more, size in settings.items():
-        run("text_memory", *common, *more)
-        (row,) = results_of(tmp_path / "results.json")["rows"]
-        assert row["bytes"] == size
-        assert all(row[part]["peak"] > 1e8 for part in ("encoded", "cached"))
 
 
 def tisa_from_start(run, tmp_path):
@@ -412,12 +368,7 @@ def translation_speed(run, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [
-        # This one starts processes again and again.
-        pytest.param(file.stem, marks=pytest.mark.every if file.stem == "scaling" else ())
-        for file in sorted(FOLDER.glob("*.py"))
-        if file.stem not in HELPERS
-    ],
+    [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS],
 )
 def test_benchmark_runs(name, run, tmp_path):
     if name not in SIMPLE:
