@@ -34,9 +34,10 @@ from whereformer import (
     explain,
 )
 from whereformer.kernels import Choice, blockwise
+from whereformer.kernels.choose import BACKENDS
 from whereformer.kernels.terms import position_values
 
-CPU = ("auto", "reference", "blockwise", "native")
+CPU = tuple(name for name in BACKENDS if name != "triton")
 TABLES = {kind.__name__: kind for kind in (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)}
 
 

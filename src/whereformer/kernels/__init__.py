@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import blockwise, native, reference, sdpa, varlen
+from . import reference, sdpa, varlen
 from .call import CallOptions, SequenceOptions, make_call, shows_options
-from .choose import BACKENDS, Choice, choose, explain_choice
+from .choose import BACKENDS, OPERATORS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .fields import Call, LogSums
 from .kinds import FirstCall, attend_again, kind_of
@@ -30,7 +30,6 @@ from .terms import (
     PositionsLike,
     Term,
 )
-from .triton import launch as triton
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer
@@ -243,7 +242,7 @@ def _run(call: Call, sinks: Tensor | None, backend: str, first: FirstCall | None
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
-    output, lse = _OPERATORS[chosen].attend(call, first)
+    output, lse = OPERATORS[chosen].attend(call, first)
     return _finished(output, lse, sinks)
 
 
@@ -252,9 +251,6 @@ def _finished(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tupl
     if sinks is not None and lse is not None:
         output, lse = add_sinks(output, lse, sinks)
     return output, None if lse is None else lse.sum(0)
-
-
-_OPERATORS = {"blockwise": blockwise.operators, "native": native.operators, "triton": triton.operators}
 
 
 @shows_options(attention)

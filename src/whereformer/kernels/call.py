@@ -70,7 +70,7 @@ class CallOptions(SequenceOptions, total=False):
     key_documents: Tensor | None
 
 
-_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
+_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0] * len(TABLES)}
 
 
 def make_call(

@@ -9,14 +9,20 @@ from dataclasses import dataclass
 
 import torch
 
-from . import native
+from . import blockwise, native
 from .fields import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
 from .tracing import is_plain
 from .triton import launch as triton
 
-BACKENDS = ("auto", "reference", "blockwise", "native", "triton")
+OPERATORS = {
+    operators.backend.name: operators for operators in (blockwise.operators, native.operators, triton.operators)
+}
+"""The operators of every backend that has some, by its name."""
+
+BACKENDS = ("auto", "reference", *OPERATORS)
+"""The values of the argument ``backend``."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +105,8 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
 
 def _why_not(name: str, call: Call, device: torch.device) -> str | None:
     """Return why a backend cannot take the call on that device; None if it can."""
-    backend = {"triton": triton.backend, "native": native.backend}.get(name)
-    if backend is None:
+    if name not in OPERATORS:
         return None
+    backend = OPERATORS[name].backend
     others = [each for each in GRADIENTS if each not in backend.inputs and getattr(call, each) is not None]
     return backend.why_not(call, device) or (f"knows no {others[0]}" if others else None)
