@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
@@ -98,7 +98,7 @@ def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor
         (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
     ):
         raise ValueError(
-            f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {shown(starts)}"
+            f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {short_repr(starts)}"
         )
 
 
@@ -124,7 +124,7 @@ def packed_texts(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) ->
         check_seqlens("cu_seq_lens_q", ends, "input_ids", n_k, like)
         texts = _sequence_of(torch.arange(n_k, device=ends.device), ends)[None]
         if of_keys is not None and of_keys is not ends and can_look(ends) and not torch.equal(ends, of_keys):
-            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
+            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {short_repr(of_keys)}")
         if told is not None and can_look(told) and not torch.equal(told.diff() != 0, texts.diff() != 0):
             raise InputError("seq_idx", "expected the texts of cu_seq_lens_q, got others")
     if texts is not None and (n_q != n_k or texts.shape != (len(like), n_k)):

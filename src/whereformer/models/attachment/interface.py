@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
 from .hooks import NAME, LayerInput
 from .masks import RequestedMask, mask
@@ -36,7 +36,7 @@ def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
     """Raise an InputError for an option of a layer's attention that might change scores, and that we do not know."""
     for name, given in options.items():
         if given is not None and name not in COMPUTED and name not in HARMLESS:
-            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else shown(given)
+            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else short_repr(given)
             raise InputError(name, f"whereformer's attention does not know it, got {got} from {type(module).__name__}")
 
 

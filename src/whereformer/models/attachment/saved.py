@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..blocks import MOST_LAYERS
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
@@ -93,7 +93,7 @@ def _settings_of(path_or_id: str | Path, config: Mapping[str, Any]) -> Wanted:
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
     told = isinstance(settings, dict) and settings.keys() == {*Wanted._fields}
     if not told or not isinstance(settings["options"], dict):
-        raise InputError("path_or_id", f"its config.json does not say what was attached, got {shown(settings)}")
+        raise InputError("path_or_id", f"its config.json does not say what was attached, got {short_repr(settings)}")
     return Wanted(**settings)
 
 
@@ -122,7 +122,7 @@ def _check_sizes(
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub)
     own = getattr(model_class, "config_class", config)  # an auto class has none
     if not hasattr(model_class, "from_pretrained") or own.model_type != config.model_type:
-        name = getattr(model_class, "__name__", shown(model_class))
+        name = getattr(model_class, "__name__", short_repr(model_class))
         raise InputError("model_class", f"expected a class of transformers for {config.model_type!r}, got {name}")
     build = getattr(model_class, "from_config", None) or model_class._from_config
     check_header(lambda: build(config), header)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...errors import InputError, one_line, some_of
+from ...errors import InputError, list_some, one_line
 from .configs import configs_of
 
 CACHES = ("cache", "past_key_values", "cache_params")
@@ -179,7 +179,7 @@ def run_any(
     inner = [
         name for name, part in parts.items() if part is not model.base_model and part.main_input_name != "pixel_values"
     ]
-    instead = f"; attach to a part of it: {some_of(inner)}" if inner else ""
+    instead = f"; attach to a part of it: {list_some(inner)}" if inner else ""
     if problem is None:
         main = model.main_input_name
         raise InputError("model", f"expected one of text, or of sound of a known form, {name} reads {main!r}{instead}")

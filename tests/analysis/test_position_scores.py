@@ -7,7 +7,7 @@ import torch
 
 from tests.golden import check
 from whereformer import Encoder, EncoderConfig, PositionRangeError
-from whereformer.analysis.reading import position_scores, position_vectors
+from whereformer.analysis.position_scores import read_layer_scores, read_position_vectors
 from whereformer.analysis.toeplitz import from_diagonals, toeplitzness
 from whereformer.positions import position_names
 
@@ -39,7 +39,7 @@ def test_scores_are_the_mean_over_words(position, options):
     texts = torch.tensor(list(product(range(3), repeat=n)))
     weights = model(texts, output_attentions=True).attentions[0]
     expected = weights.log().mean(0)
-    found = next(iter(position_scores(model, n)))
+    found = next(iter(read_layer_scores(model, n)))
     assert (found.layer, found.stride) == (0, 1)
     # A token's score with itself is a mean over one word, not over pairs.
     others = ~torch.eye(n, dtype=torch.bool)
@@ -53,7 +53,7 @@ def test_scores_are_the_mean_over_words(position, options):
 def test_scores_of_curves_are_the_curves_in_every_layer(position, blocks):
     decoder = {"decoder_layers": "1"} if "-" in blocks else {}
     model = encoder(position, blocks=blocks, **decoder)
-    layers = list(position_scores(model, 12))
+    layers = list(read_layer_scores(model, 12))
     assert [found.layer for found in layers] == list(range(model.config.num_hidden_layers))
     strides = [1, 2, 4, 1] if decoder else [1, 1, 1]
     assert [found.stride for found in layers] == strides
@@ -65,7 +65,7 @@ def test_scores_of_curves_are_the_curves_in_every_layer(position, blocks):
 
 @pytest.mark.parametrize("position", ["rope", "shaw", "transformer_xl"])
 def test_relative_methods_are_curves_in_every_layer(position):
-    layers = list(position_scores(encoder(position, separate_cls=False), 7))
+    layers = list(read_layer_scores(encoder(position, separate_cls=False), 7))
     assert len(layers) == 2
     for found in layers:
         check(toeplitzness(found.scores), torch.ones(2, dtype=torch.float64), 1e-9)
@@ -77,7 +77,7 @@ def test_relative_methods_are_curves_in_every_layer(position):
 @pytest.mark.parametrize(("position", "layers"), [("learned", 1), ("sinusoidal", 1), ("learned+tisa", 2), ("none", 0)])
 def test_which_layers(position, layers):
     model = encoder(position)
-    found = list(position_scores(model, 5))
+    found = list(read_layer_scores(model, 5))
     assert len(found) == layers
     if position == "learned+tisa":
         curve = model.position.curve(torch.arange(-4, 5), layer=1)
@@ -85,7 +85,7 @@ def test_which_layers(position, layers):
 
 
 def test_the_constant_that_no_softmax_sees_is_gone():
-    found = next(iter(position_scores(encoder(), 6)))
+    found = next(iter(read_layer_scores(encoder(), 6)))
     check(found.scores.mean((1, 2)), torch.zeros(2, dtype=torch.float64), 1e-9)
 
 
@@ -93,7 +93,7 @@ def test_reading_changes_nothing():
     model = encoder("shaw")
     text = torch.tensor([[0, 1, 2]])
     before = model(text).last_hidden_state
-    first, second = (torch.stack([found.scores for found in position_scores(model, 5)]) for _ in range(2))
+    first, second = (torch.stack([found.scores for found in read_layer_scores(model, 5)]) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(model(text).last_hidden_state, before)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -101,24 +101,24 @@ def test_reading_changes_nothing():
 
 def test_vectors():
     model = encoder()
-    check(position_vectors(model, 5), model.position.weight[:5], 1e-12)
-    assert position_vectors(encoder("tisa"), 5) is None
-    check(position_vectors(encoder("learned+tisa"), 2).std(), torch.tensor(0.5).double(), 0.5)
-    table = position_vectors(encoder("sinusoidal"), 9)
+    check(read_position_vectors(model, 5), model.position.weight[:5], 1e-12)
+    assert read_position_vectors(encoder("tisa"), 5) is None
+    check(read_position_vectors(encoder("learned+tisa"), 2).std(), torch.tensor(0.5).double(), 0.5)
+    table = read_position_vectors(encoder("sinusoidal"), 9)
     assert float(toeplitzness(table @ table.T)) == pytest.approx(1, abs=1e-9)
     tupe = encoder("tupe")
-    check(position_vectors(tupe, 16), tupe.position.table[1:], 1e-12)
+    check(read_position_vectors(tupe, 16), tupe.position.table[1:], 1e-12)
 
 
 @pytest.mark.parametrize("position", ["learned", "tupe", "synthesizer"])
 def test_more_positions_than_there_are(position):
     with pytest.raises(PositionRangeError, match="covers positions 0 to 15"):
-        list(position_scores(encoder(position), 17))
+        list(read_layer_scores(encoder(position), 17))
 
 
 @pytest.mark.parametrize("position", METHODS)
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_texts(position, length):
-    for found in position_scores(encoder(position), length):
+    for found in read_layer_scores(encoder(position), length):
         assert found.scores.shape == (2, length, length)
         assert found.scores.isfinite().all()

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from tests.lab.report.pages import Page
-from whereformer.analysis.comparison import Outcome
-from whereformer.recipes.compare import Compare, Trials
+from whereformer.recipes.compare import Compare, RateSearch
+from whereformer.recipes.comparison_report import ComparisonResult
 
 LENGTH = 16
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
@@ -24,7 +24,7 @@ def outcome(loss, seed=0, *, extrapolates=True, parameters=0, steps=60):
     longer = [[loss + 0.1 * factor, 0.2] if extrapolates else CANNOT.format(factor * LENGTH - 1) for factor in (2, 4)]
     scores = [[loss + 0.01 * seed, 0.25 - 0.01 * seed], *longer]
     losses = [loss + 2 * ((step + 1) / steps) ** -0.5 for step in range(steps)]
-    return Outcome(0.004, losses, scores, [loss + 0.01 * window for window in range(5)], parameters, 2 * 10**9)
+    return ComparisonResult(0.004, losses, scores, [loss + 0.01 * window for window in range(5)], parameters, 2 * 10**9)
 
 
 METHODS = {
@@ -40,7 +40,7 @@ def report_of(methods=None, seeds=1, *, guessing=4.9876, rates=None, trials=None
     methods = METHODS if methods is None else methods
     recipe = Compare(out="x", positions=list(methods), length=LENGTH, steps=60, seeds=seeds, **options)
     outcomes = {
-        (seed, name): of if isinstance(of, Outcome) else outcome(seed=seed, **of)
+        (seed, name): of if isinstance(of, ComparisonResult) else outcome(seed=seed, **of)
         for seed in range(seeds)
         for name, of in methods.items()
     }
@@ -69,7 +69,7 @@ def test_the_page_needs_nothing_else_and_every_reference_leads_somewhere(text):
 def test_the_table_has_each_method_once_with_its_numbers(text):
     assert Page(text).cells[:4] == [
         ["1", "tisa", "4.000", "4.200", "4.400", "25.0%", "0.004", "2.00", "1,234"],
-        ["2", "learned", "4.250", "cannot", "cannot", "25.0%", "0.004", "2.00", "5,678"],
+        ["2", "learned", "4.250", "n/a", "n/a", "25.0%", "0.004", "2.00", "5,678"],
         ["2", ODD_NAME, "4.260", "4.460", "4.660", "25.0%", "0.004", "2.00", "0"],
         ["4", "none", "4.500", "4.700", "4.900", "25.0%", "0.004", "2.00", "0"],
     ]
@@ -105,8 +105,8 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
 
 
 def test_methods_that_failed_and_the_rates_that_were_tried_are_named():
-    failed = Outcome(0.1, [], [], [], 0, None, "the loss is not finite")
-    trials = {("tisa",): Trials([5.25, None, 5.5], 60)}
+    failed = ComparisonResult(0.1, [], [], [], 0, None, "the loss is not finite")
+    trials = {("tisa",): RateSearch([5.25, None, 5.5], 60)}
     report = report_of({**METHODS, "t5": failed}, rates={"shaw": None}, trials=trials)
     page = report.page()
     assert "the loss was not finite (NaN or inf): shaw and t5." in page
@@ -120,7 +120,7 @@ def test_a_method_that_is_not_yet_learning_has_no_rank():
     page = report_of({**METHODS, "learned": {"loss": 4.52}}).page()
     cells = {row[1]: row for row in Page(page).cells}
     assert cells["learnednot learning"][0] == TO
-    assert "learned is not yet learning: the loss is not clearly lower than that of none. Train longer" in page
+    assert "learned is not learning yet: its loss is not clearly lower than that of none. Train longer" in page
     assert "(--steps 240)" in page
 
 

@@ -10,8 +10,8 @@ import pytest
 from pyarrow import parquet
 
 from tests.recipes.finetuning import columns, save_glue
+from whereformer.data import glue
 from whereformer.errors import InputError
-from whereformer.recipes import glue
 from whereformer.recipes.finetune import Finetune
 
 
@@ -40,7 +40,7 @@ def test_every_task_has_its_columns_and_metrics(folder):
     assert found["cola"].task.metrics == ("matthews",)
     assert found["mrpc"].task.metrics == found["qqp"].task.metrics == ("f1", "accuracy")
     assert found["stsb"].task.metrics == ("pearson", "spearman")
-    assert list(found["mnli"].judged) == ["matched", "mismatched"]
+    assert list(found["mnli"].eval_splits) == ["matched", "mismatched"]
     assert found["mnli"].counts == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
     expected = columns(glue.GLUE["qnli"], 24)
     assert list(found["qnli"].train.texts) == list(zip(expected["question"], expected["sentence"], strict=True))
@@ -52,7 +52,7 @@ def test_some_rows_are_the_same_ones_every_time(folder):
     assert part.train == again.train
     assert len(list(part.train.texts)) == len(part.train.labels) == 5
     assert set(part.train.texts) <= set(whole.train.texts)
-    assert part.judged == whole.judged
+    assert part.eval_splits == whole.eval_splits
     assert load(task="cola", data=folder, train_rows=1000)[0] == whole
 
 
@@ -131,7 +131,7 @@ def test_a_number_has_to_be_one_that_a_model_can_predict(tmp_path, label):
 def test_errors_of_glue(tmp_path, folder):
     fails("task: expected a GLUE task", data=folder)
     fails("task: expected sst2, mnli, .* or all, got 'colla'", task="cola,colla", data=folder)
-    fails("data: no such folder", task="cola", data=tmp_path / "none")
+    fails("data: the folder does not exist", task="cola", data=tmp_path / "none")
     fails(r"data: expected .*cola/train.parquet \(or train_subset.parquet\)", task="cola", data=tmp_path)
     fails("validation: only with `train`", task="cola", data=folder, validation=Path("x.csv"))
     fails("regression: only with `train`", task="cola", data=folder, regression=True)

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from ..data.read import Table, fetched
-from ..errors import LONGEST_NAME, InputError, meant, shown, some_of
+from ..checks import check_choice
+from ..errors import MAX_NAME, InputError, list_some, short_repr
+from .read import Table, download
 
 HUB = "nyu-mll/glue"
 LARGEST = 1e9
@@ -20,15 +21,15 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Task:
-    """A classification or regression task: which columns it reads and how it is judged.
+    """A classification or regression task: its columns and its evaluation.
 
     Args:
         name: the task's name.
         texts: its text columns, one or two.
         classes: names of the classes, in the order of the labels; None for a regression task.
-        metrics: the metrics that judge it, names in :data:`whereformer.analysis.metrics.METRICS`.
+        metrics: the metrics of its evaluation, names in :data:`whereformer.analysis.metrics.METRICS`.
         label: its label column.
-        judged: the splits that judge it, each with the name that result tables use for it.
+        eval_splits: the splits that it is evaluated on, each with its name in result tables.
     """
 
     name: str
@@ -36,7 +37,7 @@ class Task:
     classes: tuple[str, ...] | None
     metrics: tuple[str, ...]
     label: str = "label"
-    judged: tuple[tuple[str, str], ...] = (("validation", ""),)
+    eval_splits: tuple[tuple[str, str], ...] = (("validation", ""),)
 
 
 _PAIR = ("sentence1", "sentence2")
@@ -50,7 +51,7 @@ GLUE = {
             ("premise", "hypothesis"),
             ("entailment", "neutral", "contradiction"),
             ("accuracy",),
-            judged=(("validation_matched", "matched"), ("validation_mismatched", "mismatched")),
+            eval_splits=(("validation_matched", "matched"), ("validation_mismatched", "mismatched")),
         ),
         Task("qqp", ("question1", "question2"), ("not_duplicate", "duplicate"), ("f1", "accuracy")),
         Task("stsb", _PAIR, None, ("pearson", "spearman")),
@@ -74,12 +75,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A task with its rows: texts, each split of which is a :class:`Split`, or what :meth:`converted` makes of them.
+    """A task with its rows.
 
     Args:
         task: the task.
-        splits: the rows of each split, "train" first.
-        source: where they come from, for people to read.
+        splits: the rows of each split, "train" first: a :class:`Split`, or the result of :meth:`convert`.
+        source: where the rows come from, for people to read.
     """
 
     task: Task
@@ -92,12 +93,12 @@ class Data:
         return self.splits["train"]
 
     @property
-    def judged(self) -> dict[str, Any]:
-        """Those to judge by, by the name that result tables use."""
-        return {shown: self.splits[split] for split, shown in self.task.judged}
+    def eval_splits(self) -> dict[str, Any]:
+        """The rows to evaluate on, by their name in result tables."""
+        return {shown: self.splits[split] for split, shown in self.task.eval_splits}
 
-    def converted(self, convert: Callable[[Any], Any]) -> Data:
-        """Return the task with what a function makes of the rows of each split."""
+    def convert(self, convert: Callable[[Any], Any]) -> Data:
+        """Return the task with the rows of each split replaced by the result of a function."""
         return replace(self, splits={name: convert(split) for name, split in self.splits.items()})
 
     @property
@@ -110,7 +111,7 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
     """Load GLUE tasks.
 
     Args:
-        names: names in :data:`GLUE`; "all" alone means every task.
+        names: names in :data:`GLUE`; ("all",) means every task.
         folder: a folder that has the tasks as Parquet files; None downloads them from the Hub.
         train_rows: train on a random sample of this number of rows per task; None uses all.
 
@@ -120,31 +121,29 @@ def load_glue(names: Sequence[str], folder: Path | None, train_rows: int | None 
     if tuple(names) == ("all",):
         names = tuple(GLUE)
     for name in names:
-        if name not in GLUE:
-            raise InputError("task", f"expected {', '.join(GLUE)} or all, got {shown(name)}{meant(name, GLUE)}")
+        check_choice("task", name, [*GLUE, "all"])
     if folder is not None and not folder.is_dir():
-        raise InputError("data", f"no such folder: {shown(str(folder), LONGEST_NAME)}")
-    return [_glue(GLUE[name], folder, train_rows) for name in names]
+        raise InputError("data", f"the folder does not exist: {short_repr(str(folder), MAX_NAME)}")
+    return [_load_glue_task(GLUE[name], folder, train_rows) for name in names]
 
 
-def _glue(task: Task, folder: Path | None, train_rows: int | None) -> Data:
-    files = {split: _file(folder, task.name, split) for split in ("train", *(split for split, _ in task.judged))}
-    tables = {split: Table("data", file) for split, file in files.items()}
-    places = {str(place): place for place in range(len(task.classes or ()))}
-    splits = {split: _numbered(_read(table, task), task, table, places) for split, table in tables.items()}
-    return _data(task, splits, HUB if folder is None else str(folder / task.name), train_rows)
+def _load_glue_task(task: Task, folder: Path | None, train_rows: int | None) -> Data:
+    splits = ("train", *(split for split, _ in task.eval_splits))
+    tables = {split: Table("data", _find_file(folder, task.name, split)) for split in splits}
+    class_numbers = {str(number): number for number in range(len(task.classes or ()))}
+    rows = {split: _number_labels(_read(table, task), task, table, class_numbers) for split, table in tables.items()}
+    return _build_data(task, rows, HUB if folder is None else str(folder / task.name), train_rows)
 
 
-def _file(folder: Path | None, task: str, split: str) -> Path:
+def _find_file(folder: Path | None, task: str, split: str) -> Path:
     """Find a split's file, named as on the Hub or more simply. ``_subset`` marks a part of the official split."""
     if folder is None:
-        [found] = fetched([f"hub:{HUB}:{task}:{split}"])
-        return Path(found)
+        [path] = download([f"hub:{HUB}:{task}:{split}"])
+        return Path(path)
     for name in (f"{split}.parquet", f"{split}_subset.parquet", f"{split}-00000-of-00001.parquet"):
         if (folder / task / name).is_file():
             return folder / task / name
-    told = f"expected {folder / task / split}.parquet (or {split}_subset.parquet), found neither"
-    raise InputError("data", told)
+    raise InputError("data", f"expected {folder / task / split}.parquet (or {split}_subset.parquet), found neither")
 
 
 def load_own(
@@ -156,7 +155,7 @@ def load_own(
     regression: bool = False,
     train_rows: int | None = None,
 ) -> Data:
-    """Load a task of the user's own tables.
+    """Load a task from the user's tables.
 
     Its columns ``texts``, one or two, have text, and ``label`` has classes or, in a ``regression``, numbers to predict.
 
@@ -167,58 +166,59 @@ def load_own(
     task = Task(train.stem, texts, None, ("pearson", "spearman"), label)
     splits = {split: _read(table, task) for split, table in tables.items()}
     if not regression:
-        classes = tuple(sorted({name for name in map(_name, splits["train"].labels) if name is not None}))
+        classes = tuple(sorted({name for name in map(_class_name, splits["train"].labels) if name is not None}))
         if len(classes) < 2:
-            raise InputError("label", f"expected at least two classes in {train}, got {some_of(classes)}")
+            raise InputError("label", f"expected at least two classes in {train}, got {list_some(classes)}")
         task = replace(task, classes=classes, metrics=("accuracy", "matthews"))
-    places = {name: place for place, name in enumerate(task.classes or ())}
-    splits = {split: _numbered(each, task, tables[split], places) for split, each in splits.items()}
-    return _data(task, splits, f"{train}, {validation}", train_rows)
+    class_numbers = {name: number for number, name in enumerate(task.classes or ())}
+    splits = {name: _number_labels(split, task, tables[name], class_numbers) for name, split in splits.items()}
+    return _build_data(task, splits, f"{train}, {validation}", train_rows)
 
 
-def _name(label: Any) -> str | None:
+def _class_name(label: Any) -> str | None:
     """Return the name of a class; None if a row has no label: an empty cell of a CSV or TSV file is an empty text."""
     return None if label is None or not str(label).strip() else str(label)
 
 
-def _number(label: Any) -> float | None:
-    """Return a number to predict; None if the label is none, or too large."""
+def _to_number(label: Any) -> float | None:
+    """Return a number to predict; None if the label is not a number, or too large."""
     try:
-        found = math.nan if isinstance(label, bool) else float(label)
+        number = math.nan if isinstance(label, bool) else float(label)
     except (TypeError, ValueError, OverflowError):
         return None
-    return found if abs(found) <= LARGEST else None
+    return number if abs(number) <= LARGEST else None
 
 
 def _read(table: Table, task: Task) -> Split:
     """Read the texts and labels of all rows, and check that there are rows and that texts are texts."""
-    found = Split([], [])
-    rows = list(table.rows((*task.texts, task.label)))  # which tells of a column that no row has first
+    split = Split([], [])
+    rows = list(table.rows((*task.texts, task.label)))  # all at once, so that a missing column is the first error
     for number, (*texts, label) in enumerate(rows, 1):
         if not all(isinstance(text, str) for text in texts):
-            expected = f"expected text in {' and '.join(task.texts)}, got {shown(tuple(texts))}"
+            expected = f"expected text in {' and '.join(task.texts)}, got {short_repr(tuple(texts))}"
             raise InputError(table.field, f"{table.file}, row {number}: {expected}")
-        found.texts.append(tuple(texts))
-        found.labels.append(label)
-    if not found.labels:
+        split.texts.append(tuple(texts))
+        split.labels.append(label)
+    if not split.labels:
         raise InputError(table.field, f"{table.file}: expected at least one row, got none")
-    return found
+    return split
 
 
-def _numbered(split: Split, task: Task, table: Table, places: Mapping[str, int]) -> Split:
-    """Check the labels of a table, and return them as numbers: the places of classes, or numbers to predict."""
+def _number_labels(split: Split, task: Task, table: Table, class_numbers: Mapping[str, int]) -> Split:
+    """Check the labels of a table, and return them as numbers: the numbers of classes, or numbers to predict."""
     labels: list[float] = []
-    for number, label in enumerate(split.labels, 1):
-        found = places.get(_name(label) or "") if task.classes else _number(label)
-        if found is None:
-            numbers = f"a number of at most {LARGEST:g} in {task.label!r}"
-            expected, got = f"one of {some_of(places)}" if task.classes else numbers, shown(label)
-            raise InputError(table.field, f"{table.file}, row {number}: expected {expected}, got {got}")
-        labels.append(found)
+    for row, label in enumerate(split.labels, 1):
+        number = class_numbers.get(_class_name(label) or "") if task.classes else _to_number(label)
+        if number is None:
+            expected = f"a number of at most {LARGEST:g} in {task.label!r}"
+            if task.classes:
+                expected = f"one of {list_some(class_numbers)}"
+            raise InputError(table.field, f"{table.file}, row {row}: expected {expected}, got {short_repr(label)}")
+        labels.append(number)
     return Split(split.texts, labels)
 
 
-def _data(task: Task, splits: dict[str, Split], source: str, train_rows: int | None) -> Data:
+def _build_data(task: Task, splits: dict[str, Split], source: str, train_rows: int | None) -> Data:
     train = splits["train"]
     if train_rows is not None and train_rows < len(train.labels):
         # A random sample, the same in every run.

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..data import batches, subwords
-from ..errors import InputError, shown
-from ..lab.loading import quiet_transformers
+from ..errors import InputError, short_repr
 from ..models import Seq2SeqConfig, Seq2SeqForConditionalGeneration
 from ..models.checkpoints.files import find_config, find_weights, read_header
 from ..models.checkpoints.loading import check_header, check_weights
 from ..positions import PositionRangeError
+from .loading import quiet_transformers
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 """Tokens of source lines that are translated at a time, for each device: the fastest number."""
-LONGER = 50
+MAX_EXTRA_TOKENS = 50
 """A translation may have this number of tokens more than the longest source of its batch, as in Vaswani et al."""
 
 
@@ -28,7 +28,7 @@ def load(model: str, device: torch.device) -> tuple[Seq2SeqForConditionalGenerat
     """Load a translation model and its tokenizer from a folder or an id on the Hub.
 
     Raises:
-        InputError: for ``model``, if there is none, it is another kind of model, or its files don't fit together.
+        InputError: for ``model``, if it does not exist, is another kind of model, or its files don't match.
     """
     from transformers import AutoTokenizer
 
@@ -40,10 +40,10 @@ def load(model: str, device: torch.device) -> tuple[Seq2SeqForConditionalGenerat
         # First without memory: an untrusted configuration could ask for any amount.
         check_header(lambda: Seq2SeqForConditionalGeneration(config), read_header(find_weights(model)))
         with quiet_transformers():
-            found, report = Seq2SeqForConditionalGeneration.from_pretrained(
+            loaded, report = Seq2SeqForConditionalGeneration.from_pretrained(
                 model, config=config, use_safetensors=True, output_loading_info=True
             )
-        check_weights(found.state_dict())
+        check_weights(loaded.state_dict())
         if report["missing_keys"]:
             raise InputError(None, f"it lacks {min(report['missing_keys'])}")
         tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
@@ -52,9 +52,9 @@ def load(model: str, device: torch.device) -> tuple[Seq2SeqForConditionalGenerat
         raise InputError("model", f"cannot read {model}: {error}") from None
     special = [tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id]
     if special != [subwords.PAD, subwords.START, subwords.END] or len(tokenizer) > config.vocab_size:
-        raise InputError("model", f"the tokenizer of {model} belongs to another model")
-    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # whatever its files say
-    return found.to(device).eval(), tokenizer
+        raise InputError("model", f"the tokenizer of {model} does not match the model")
+    tokenizer.model_input_names = ["input_ids", "attention_mask"]  # even if its files have other names
+    return loaded.to(device).eval(), tokenizer
 
 
 def generation_config(config: Seq2SeqConfig, max_length: int) -> GenerationConfig:
@@ -82,7 +82,7 @@ def translate_lines(
     beams: int = 4,
     length_penalty: float = 0.6,
 ) -> list[str]:
-    """Translate each line, some of similar length at a time; empty lines stay empty.
+    """Translate each line, in batches of similar length; empty lines stay empty.
 
     Args:
         model, tokenizer: as :func:`load` returns them.
@@ -93,25 +93,25 @@ def translate_lines(
     Raises:
         InputError: if a line is longer than the position method allows.
     """
-    found = [""] * len(lines)
+    translations = [""] * len(lines)
     rows = [row for row, line in enumerate(lines) if line.strip()]
     encoded = list(subwords.encode(tokenizer, [lines[row] for row in rows]))
     lengths = torch.tensor([len(ids) for ids in encoded]).unsqueeze(1)
     for batch in batches.by_length(lengths, BATCH_TOKENS[model.device.type], tokens=True):
         longest = int(lengths[batch].max())
-        inputs = tokenizer.pad({"input_ids": [encoded[place] for place in batch]}, return_tensors="pt")
-        most = min(longest + LONGER, max(longest, model.config.max_position_embeddings))
-        options = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": most}
+        inputs = tokenizer.pad({"input_ids": [encoded[index] for index in batch]}, return_tensors="pt")
+        max_tokens = min(longest + MAX_EXTRA_TOKENS, max(longest, model.config.max_position_embeddings))
+        options = {"num_beams": beams, "length_penalty": length_penalty, "max_new_tokens": max_tokens}
         try:
             with quiet_transformers():
-                written = model.generate(**inputs.to(model.device), **options)
+                outputs = model.generate(**inputs.to(model.device), **options)
         except PositionRangeError as error:
             # The last line of a batch is the longest.
-            raise InputError(None, f"the line {shown(lines[rows[batch[-1]]])} is too long: {error}") from None
-        for place, text in zip(batch, tokenizer.batch_decode(written, skip_special_tokens=True), strict=True):
-            # A translation stays on one line, whatever bytes the model writes.
-            found[rows[place]] = " ".join(text.split())
-    return found
+            raise InputError(None, f"the line {short_repr(lines[rows[batch[-1]]])} is too long: {error}") from None
+        for index, text in zip(batch, tokenizer.batch_decode(outputs, skip_special_tokens=True), strict=True):
+            # A translation stays on one line, even if the model writes line ends.
+            translations[rows[index]] = " ".join(text.split())
+    return translations
 
 
 def scores(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[str, str]:
@@ -120,5 +120,5 @@ def scores(hypotheses: Sequence[str], references: Sequence[str]) -> tuple[str, s
     from sacrebleu.metrics.chrf import CHRF
 
     bleu, chrf = BLEU(), CHRF()
-    found = bleu.corpus_score(hypotheses, [references]), chrf.corpus_score(hypotheses, [references])
-    return f"BLEU {found[0].score:.2f} ({bleu.get_signature()})", f"chrF {found[1].score:.2f} ({chrf.get_signature()})"
+    values = [metric.corpus_score(hypotheses, [references]).score for metric in (bleu, chrf)]
+    return f"BLEU {values[0]:.2f} ({bleu.get_signature()})", f"chrF {values[1]:.2f} ({chrf.get_signature()})"

@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
-from ..errors import listed
+from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
+from ..analysis.fit import TisaFit
+from ..errors import join_words
 from ..lab.report.report import Figure, Report
 from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
-from .findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
-from .fit import TisaFit
 
 BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
     "blue to orange", ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
@@ -25,9 +25,9 @@ BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
 """For values on both sides of a middle. Color-blind people can read it, and cividis for small to large."""
 OUTLIERS = 0.5
 """Percentage of pixels at each end of a scale that take the end's color, so that they do not stretch the scale."""
-PIXELS = 256
-"""The most pixels of P's side."""
-HOW = (
+MAX_PIXELS = 256
+"""The largest number of pixels on a side of the picture of P."""
+METHOD = (
     "P is E E^T of the position embeddings as they are stored, before any norm or projection.",
     "A score by position is the mean over pairs of words drawn independently from the vocabulary. It includes "
     "everything that the model does: norms, projections, biases and the division by the root of the head's width.",
@@ -36,26 +36,26 @@ HOW = (
     "tokens without position is subtracted, so what is left is the method's effect in that layer.",
     "Fits include a constant, which softmax ignores. Each offset counts as often as it occurs.",
 )
-MOST_HEADS = 24
+MAX_OPEN_HEADS = 24
 """Beyond this number of heads, their table is folded."""
-LEAST = 1.0
+MIN_RANGE = 1.0
 """The smallest range of scores of a panel: smaller differences hardly matter, and look flat."""
-SHOWN = 32
+SHOWN_OFFSETS = 32
 """Offsets on each side that a curve near 0 shows."""
 PANEL = 92
 """Width of a head's panel, in points."""
 
 
-def report_of(models: Sequence[ModelFindings]) -> Report:
+def build_report(models: Sequence[ModelFindings]) -> Report:
     """Return the report on models, at least one. Equal findings give identical reports."""
-    parts: list[Sheet | Figure] = [models_sheet(models)]
+    parts: list[Sheet | Figure] = [build_models_sheet(models)]
     for model in models:
         parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
-    said = Column("", left=True, wraps=True)
-    parts.append(Sheet.of("How this is measured", [said], [[sentence] for sentence in HOW], named=-1, folded=True))
-    title = f"What did {'they' if len(models) > 1 else models[0].name} learn about position?"
+    column, sentences = Column("", left=True, wraps=True), [[sentence] for sentence in METHOD]
+    parts.append(Sheet.of("How this is measured", [column], sentences, name_column=-1, folded=True))
+    title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
-    return Report(title, [verdict(models)], parts, values, numbers="findings.json")
+    return Report(title, [write_verdict(models)], parts, values, numbers="findings.json")
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -68,15 +68,15 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
             "only the distance between two positions counts, as with sinusoids. P and its Toeplitz part share a scale. "
             "The highest and the lowest 0.5% of values have the colors of the ends."
         )
-        paint = embeddings(model.table)
+        paint = draw_embeddings(model.table)
         parts.append(Figure(f"{prefix}Position embeddings", paint, caption, (460, 205), folded))
     if model.heads:
-        parts.append(grid(f"{prefix}What position adds, head by head", model, folded=folded))
-        parts.append(heads_sheet(model, folded=folded or len(model.heads) > MOST_HEADS))
+        parts.append(draw_heads(f"{prefix}What position adds, head by head", model, folded=folded))
+        parts.append(build_heads_sheet(model, folded=folded or len(model.heads) > MAX_OPEN_HEADS))
     return parts
 
 
-def models_sheet(models: Sequence[ModelFindings]) -> Sheet:
+def build_models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     """Return a table with a row for each model."""
     position, heads = (Column(name, left=True, wraps=True) for name in ("position", "heads"))
     toeplitz = (Column("Toeplitz", of) for of in ("of P", "of heads"))
@@ -88,17 +88,17 @@ def models_sheet(models: Sequence[ModelFindings]) -> Sheet:
             _cell(model.length, "{:,}".format),
             _cell(None if model.table is None else model.table.toeplitzness),
             _cell(model.mean_of_heads),
-            Cell(counted(model.heads) or DASH, order=len(model.heads)),
+            Cell(count_kinds(model.heads) or DASH, order=len(model.heads)),
         ]
         for model in models
     ]
     return Sheet.of("Position", columns, rows, sortable=True)
 
 
-def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
+def build_heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
     """Return a table with a row for each head. On a page, a pointer shows its kernels."""
-    most = len(model.heads[0].fits)
-    kernels = [count for count in range(1, most + 1) if count % 2 or most < 3]
+    max_kernels = len(model.heads[0].fits)
+    kernels = [count for count in range(1, max_kernels + 1) if count % 2 or max_kernels < 3]
     rows = []
     for head in model.heads:
         cells = [
@@ -109,7 +109,7 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
             _cell(head.range, "{:.2f}".format),
         ]
         fits = [head.fits[count - 1] for count in kernels]
-        cells += [_cell(float(fit.explained), percent, kernels_of(fit)) for fit in fits]
+        cells += [_cell(float(fit.explained), percent, format_kernels(fit)) for fit in fits]
         rows.append(cells)
     columns: list[Column | str] = [
         "layer",
@@ -120,10 +120,10 @@ def heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
         *(f"S={count}" for count in kernels),
     ]
     notes = (
-        f"is: where the curve is highest, near up to {NEAR} tokens away; {POSITION_BLIND} below a range of {BLIND}. "
-        "range: the largest difference that position makes to a score; Toeplitz: the share of a head's scores by "
-        "position that a curve over offsets explains; S: the share of the curve that this number of TISA kernels "
-        "explains.",
+        f"is: where the curve peaks (near: up to {NEAR} tokens away), or {POSITION_BLIND} if its range is below "
+        f"{BLIND}. range: the largest difference that position makes to a score; Toeplitz: the share of a head's "
+        "scores by position that a curve over offsets explains; S: the share of the curve that this number of TISA "
+        "kernels explains.",
     )
     return Sheet.of(f"Heads of {model.name}", columns, rows, notes=notes, sortable=True, folded=folded)
 
@@ -132,48 +132,45 @@ def _cell(number: float | None, show: Callable[[float], str] = decimals, title: 
     return Cell(DASH if number is None else show(number), order=number, title=title)
 
 
-def kernels_of(fit: TisaFit) -> str:
+def format_kernels(fit: TisaFit) -> str:
     """Format the kernels of a fit for people: strongest first."""
-    parts = zip(fit.amplitude.tolist(), fit.sharpness.tolist(), fit.center.tolist(), strict=True)
-    rounded = [
-        [float(f"{number:.3g}") for number in kernel] for kernel in sorted(parts, key=lambda each: -abs(each[0]))
-    ]
+    kernels = zip(fit.amplitude.tolist(), fit.sharpness.tolist(), fit.center.tolist(), strict=True)
+    strongest_first = sorted(kernels, key=lambda kernel: -abs(kernel[0]))
+    rounded = [[float(f"{number:.3g}") for number in kernel] for kernel in strongest_first]
     return "; ".join(f"{signed(a)} at {signed(c)}, b {plain(abs(b))}" for a, b, c in rounded)
 
 
-def counted(found: Sequence[HeadFindings]) -> str:
-    """Count the kinds of heads, as in "3 previous token, 1 global"."""
-    counts = Counter(head.name for head in found)
+def count_kinds(heads: Sequence[HeadFindings]) -> str:
+    """Count the kinds of heads, as in "3 previous token, 1 far"."""
+    counts = Counter(head.name for head in heads)
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
-def verdict(models: Sequence[ModelFindings]) -> str:
-    """Answer in one sentence what the models learned, which is the page's headline."""
-    of, shares = toeplitzness_of(models)
+def write_verdict(models: Sequence[ModelFindings]) -> str:
+    """Return one sentence about the models: the page's headline."""
+    of, shares = choose_toeplitzness(models)
     low, high = (f"{end(shares.values(), default=0.0):.2f}" for end in (min, max))
     if len(shares) > 1 and low != high:
-        least, most = (listed([name for name in shares if f"{shares[name]:.2f}" == end]) for end in (low, high))
-        return (
-            f"Distance alone counts the most for the {of} of {most} (Toeplitzness {high}) and the least for those of "
-            f"{least} ({low})."
-        )
+        lowest, highest = (join_words([name for name in shares if f"{shares[name]:.2f}" == end]) for end in (low, high))
+        lead = f"The {of} of {highest} depend most on distance alone (Toeplitzness {high})"
+        return f"{lead}, those of {lowest} least ({low})."
     parts, heads = [], [head for model in models for head in model.heads]
     if heads:
         led = sum(head.name != POSITION_BLIND for head in heads)
         parts.append(
-            f"position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look ({counted(heads)})"
+            f"position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look ({count_kinds(heads)})"
         )
     if shares and of != "heads":
-        parts.append(f"the {of} have a Toeplitzness of {high}, where 1 means that distance alone counts")
-    sentence = "; ".join(parts) or "nothing to see: position has no effect of its own"
+        parts.append(f"the {of} have a Toeplitzness of {high} (1: only distance matters)")
+    sentence = "; ".join(parts) or "position has no effect of its own"
     return f"{sentence[0].upper()}{sentence[1:]}."
 
 
-def toeplitzness_of(models: Sequence[ModelFindings]) -> tuple[str, dict[str, float]]:
-    """Return what the Toeplitzness is of, and its value by model.
+def choose_toeplitzness(models: Sequence[ModelFindings]) -> tuple[str, dict[str, float]]:
+    """Choose the matrices whose Toeplitzness the verdict names; return their name, and the Toeplitzness by model.
 
-    It is that of P if at least two models have a P, or one alone, else that of heads. P is preferred because the heads
-    of relative methods are Toeplitz by design, which says nothing about what was learned.
+    They are P if at least two models have a P, or if a single model has one, else the heads. P is preferred because the
+    heads of relative methods are Toeplitz by design, which says nothing about what was learned.
     """
     shares = {model.name: model.table.toeplitzness for model in models if model.table is not None}
     if len(shares) >= min(2, len(models)):
@@ -181,14 +178,14 @@ def toeplitzness_of(models: Sequence[ModelFindings]) -> tuple[str, dict[str, flo
     return "heads", {model.name: mean for model in models if (mean := model.mean_of_heads) is not None}
 
 
-def averaged(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
+def downsample(matrix: Tensor, pixels: int) -> NDArray[np.float64]:
     """Shrink a square matrix to at most ``pixels`` rows by averaging blocks; only the last blocks may be smaller."""
     block = -(-len(matrix) // pixels)
-    grid = matrix.detach().double().cpu()[None, None]
-    return np.asarray(avg_pool2d(grid, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
+    image = matrix.detach().double().cpu()[None, None]
+    return np.asarray(avg_pool2d(image, block, ceil_mode=True, count_include_pad=False)[0, 0].numpy())
 
 
-def limits(values: NDArray[np.float64], center: float | None = None) -> tuple[float, float]:
+def find_limits(values: NDArray[np.float64], center: float | None = None) -> tuple[float, float]:
     """Return the ends of a scale that leaves out a few outliers. With a center, both ends are equally far from it."""
     low, high = (float(end) for end in np.percentile(values, (OUTLIERS, 100 - OUTLIERS)))
     if center is not None:
@@ -200,14 +197,14 @@ def limits(values: NDArray[np.float64], center: float | None = None) -> tuple[fl
     return low, high
 
 
-def embeddings(table: TableFindings) -> Callable[[Canvas], None]:
-    """Draw P, its best Toeplitz part and what is left."""
-    gram, part = averaged(table.gram, PIXELS), averaged(table.part, PIXELS)
-    last, ends = len(table.gram) - 1, limits(gram)
+def draw_embeddings(table: TableFindings) -> Callable[[Canvas], None]:
+    """Return a function that paints P, its nearest Toeplitz matrix and their difference."""
+    gram, part = downsample(table.gram, MAX_PIXELS), downsample(table.part, MAX_PIXELS)
+    last, ends = len(table.gram) - 1, find_limits(gram)
     maps = (
         ("$P = E E^T$", gram, ends, colormaps["cividis"]),
         (f"Toeplitz part: {table.toeplitzness:.3f}", part, ends, colormaps["cividis"]),
-        ("what is left", gram - part, limits(gram - part, 0.0), BLUE_TO_ORANGE),
+        ("what is left", gram - part, find_limits(gram - part, 0.0), BLUE_TO_ORANGE),
     )
 
     def paint(figure: Canvas) -> None:
@@ -223,18 +220,18 @@ def embeddings(table: TableFindings) -> Callable[[Canvas], None]:
     return paint
 
 
-def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
+def draw_heads(title: str, model: ModelFindings, *, folded: bool) -> Figure:
     """Return a figure with a panel for each head, one row per layer. They share one pair of axes, which is fast."""
     columns, row = max(map(len, model.by_layer.values())), PANEL + PANEL // 2 + 40
     width, height = 20 + columns * (PANEL + 12), 10 + len(model.by_layer) * row
-    pixels = PANEL if len(model.by_layer) * columns <= 2 * MOST_HEADS else PANEL // 2
-    drawn = "that at any offset"
+    pixels = PANEL if len(model.by_layer) * columns <= 2 * MAX_OPEN_HEADS else PANEL // 2
+    top_half = "the same at every offset"
     if any(head.scores is not None for head in model.heads):
-        drawn = "the scores of all pairs, blue below and orange above the head's median"
+        top_half = "the scores of all pairs, blue below and orange above the head's median"
     caption = (
-        "Each panel is a head with its Toeplitzness. Tokens before the one that looks are on the left, those after "
-        f"it on the right. Below: what is added to scores up to {SHOWN} positions away, each head with its own "
-        f"heights. Above: {drawn}."
+        "Each panel is one head, with its Toeplitzness. Keys before the query are on the left, keys after it on the "
+        f"right. Bottom: what the head adds to scores up to {SHOWN_OFFSETS} positions away, each on its own scale. "
+        f"Top: {top_half}."
     )
 
     def paint(figure: Canvas) -> None:
@@ -243,9 +240,9 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
         axes.set_axis_off()
 
         def draw(curve: Tensor, left: int, bottom: int, high: int) -> None:
-            least, most = min(0.0, float(curve.min())), max(0.0, float(curve.max()))
-            most = max(most, least + LEAST)
-            zero, *up = (bottom - high * (value - least) / (most - least) for value in (0.0, *curve.tolist()))
+            lowest, highest = min(0.0, float(curve.min())), max(0.0, float(curve.max()))
+            scale = high / max(highest - lowest, MIN_RANGE)
+            zero, *up = (bottom - scale * (value - lowest) for value in (0.0, *curve.tolist()))
             line = {"color": rcParams["grid.color"], "linewidth": 0.6, "linestyle": "-"}
             axes.plot((left, left + PANEL), (zero, zero), **line)
             axes.plot((left + PANEL / 2,) * 2, (bottom, bottom - high), **line)
@@ -257,19 +254,19 @@ def grid(title: str, model: ModelFindings, *, folded: bool) -> Figure:
             axes.text(8, top + PANEL * 3 / 4, f"layer {layer}", size=8, rotation=90, va="center", ha="center")
             for column, head in enumerate(heads):
                 left = 20 + column * (PANEL + 12)
-                told = f"head {head.head}: {head.toeplitzness:.2f}\n{head.name}"
-                axes.text(left, top - 3, told, size=7, va="bottom")
+                label = f"head {head.head}: {head.toeplitzness:.2f}\n{head.name}"
+                axes.text(left, top - 3, label, size=7, va="bottom")
                 curve, middle = head.curve, len(head.curve) // 2
                 if head.scores is None:
                     draw(curve, left, top + PANEL - 4, PANEL - 4)
                 else:
                     curve = curve - head.scores.double().mean()  # which softmax ignores
-                    scores = averaged(head.scores, pixels)
-                    low, high = limits(scores, float(head.scores.double().median()))
+                    scores = downsample(head.scores, pixels)
+                    low, high = find_limits(scores, float(head.scores.double().median()))
                     extent = left, left + PANEL, top + PANEL - 4, top
                     image = axes.imshow(scores, cmap=BLUE_TO_ORANGE, vmin=low, vmax=high, extent=extent, aspect="auto")
                     image.set_interpolation("nearest")
-                near = curve[max(0, middle - SHOWN) : middle + SHOWN + 1]
+                near = curve[max(0, middle - SHOWN_OFFSETS) : middle + SHOWN_OFFSETS + 1]
                 draw(near, left, top + PANEL + PANEL // 2, PANEL // 2)
 
     return Figure(title, paint, caption, (width, height), folded)

@@ -1,9 +1,9 @@
-"""Reads what position adds to a model's scores, for any method, as the mean over words.
+"""Reads the effect of position on a model's scores, for any method, as the mean over words.
 
 The score of a word at i with another at j depends on both words and on both positions. Averaged over random words,
 independent at i and j, only the positions remain. A score is a product of a part from each word, so that mean is the
-score of the two mean states. For embeddings without a norm this is what the TISA paper calls average content (its
-figure 8); here the mean is taken after the norm, whose scale depends on the words. This covers every method: embeddings
+score of the two mean states. For embeddings without a norm, this is the average content of the TISA paper (its figure
+8); here the mean is taken after the norm, whose scale depends on the words. This covers every method: embeddings
 that are added to words, rotations, and terms of the scores. In deeper layers position embeddings are mixed with
 everything else, but a method that acts in every layer can be read there in the same way. (A method that bends keys,
 as fox does, is read at the mean states, which is not the mean of its scores.)
@@ -32,7 +32,7 @@ SEQUENCES = 4
 
 
 class LayerScores(NamedTuple):
-    """What position alone adds to the scores of a layer.
+    """The effect of position on the scores of a layer.
 
     Args:
         layer: counted from 0 as the model runs, a shared layer once per pass.
@@ -45,32 +45,32 @@ class LayerScores(NamedTuple):
     scores: Tensor
 
 
-def position_vectors(encoder: Encoder, length: int) -> Tensor | None:
-    """Return the position embeddings E as stored, (length, width) float64; None for a method without any.
+def read_position_vectors(encoder: Encoder, length: int) -> Tensor | None:
+    """Return the position embeddings E as stored, (length, width) float64; None for a method without embeddings.
 
     Raises:
         PositionRangeError: for more positions than the table has.
     """
     with torch.no_grad():
-        found = encoder.position.vectors(Positions(0, 1, length))
-    return None if found is None else found.double()
+        vectors = encoder.position.vectors(Positions(0, 1, length))
+    return None if vectors is None else vectors.double()
 
 
-def layers_with_position(position: PositionMethod) -> list[int]:
-    """Return the layers in which a method acts by itself; others have only what positions in the embeddings give."""
+def find_acting_layers(position: PositionMethod) -> list[int]:
+    """Return the layers where a method acts in attention; in the others, positions act only through the embeddings."""
     return [layer for layer in range(position.model.num_layers) if position.acts_in_attention(layer)]
 
 
 @torch.no_grad()
-def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
-    """Yield the scores of the layers in which position acts by itself, and of the first if it is in the embeddings.
+def read_layer_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
+    """Yield the scores of the layers where position acts in attention, and of the first if it is in the embeddings.
 
     The mean is over words of type 0, after position embeddings, norm and ALBERT's projection; then come query and key
     with their biases, and the scale. In deeper layers every token is the mean state that the layer reads for random
-    words, so that only what the method does *in* the layer remains.
+    words, so that only the effect of the method *in* the layer remains.
 
     The score that two such tokens have without position is subtracted, one constant per head. If positions are in the
-    embeddings there is no such score, and the mean over all pairs is subtracted. A softmax sees neither.
+    embeddings, that score is unknown, and the mean over all pairs is subtracted. A softmax sees neither.
 
     Pooled layers are read between their queries, at the queries' positions.
 
@@ -78,7 +78,7 @@ def position_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
         PositionRangeError: for more positions than the method covers.
     """
     embedded = "embeddings" in encoder.position.acts_on
-    acting = set(layers_with_position(encoder.position))
+    acting = set(find_acting_layers(encoder.position))
     if not (embedded or acting):
         return
     states = {0: (_mean_input(encoder, length), Positions(0, 1, length))}
@@ -116,9 +116,9 @@ def _mean_input(encoder: Encoder, length: int) -> Tensor:
     chosen = torch.linspace(0, len(words) - 1, min(len(words), WORDS), device=words.device).long()
     first = _layer(encoder, 0)
     total = torch.zeros((), device=words.device)
-    for some in chosen.split(WORDS_AT_A_TIME):
-        given = words[some].unsqueeze(1).expand(-1, length, -1)
-        hidden = encoder.embeddings(given, None, encoder.position, Positions(0, 1, length))
+    for indices in chosen.split(WORDS_AT_A_TIME):
+        inputs = words[indices].unsqueeze(1).expand(-1, length, -1)
+        hidden = encoder.embeddings(inputs, None, encoder.position, Positions(0, 1, length))
         total = total + (first.attention_norm(hidden) if first.pre else hidden).sum(0, keepdim=True)
     return total / len(chosen)
 
@@ -128,12 +128,12 @@ def _mean_states(encoder: Encoder, length: int) -> dict[int, tuple[Tensor, Posit
     positions of its queries."""
     states: dict[int, tuple[Tensor, Positions]] = {}
 
-    def keep(module: nn.Module, given: tuple[Any, ...]) -> None:
-        queries, _, _, site, *_ = given
+    def record(module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        queries, _, _, site, *_ = arguments
         if site.layer:
             states[site.layer] = queries.mean((0, 1), keepdim=True), site.query_positions
 
-    hooks = [_layer(encoder, index).attention.register_forward_pre_hook(keep) for index in range(len(encoder.layers))]
+    hooks = [_layer(encoder, index).attention.register_forward_pre_hook(record) for index in range(len(encoder.layers))]
     generator = torch.Generator().manual_seed(0)
     words = torch.randint(len(encoder.embeddings.word.weight), (SEQUENCES, length), generator=generator)
     try:

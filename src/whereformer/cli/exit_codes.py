@@ -1,4 +1,4 @@
-"""How a command ends: bad input, Ctrl-C, a closed output, a full disk and too little memory give a line and a code."""
+"""Exit codes: a command ends with a line and a code after bad input, Ctrl-C, a full disk or too little memory."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Any
 
 from .. import errors, ranks
 from ..errors import InputError
-from ..files import full_disk, no_room
-from .flags import in_flags
+from ..files import format_no_space, is_disk_full
+from .flags import format_error
 
 CLOSED = 141
-"""The exit code where the reader of the output has closed it: that of a program which SIGPIPE ends."""
+"""The exit code if the reader of the output has closed it, as after SIGPIPE."""
 
 NO_MEMORY = ("allocate memory", "out of memory", "can't start new thread", "failed to map segment")
 """Parts of the errors of libraries that got no memory. A thread needs some for its stack, a library for its code."""
 
 
 @contextmanager
-def ending(command: Any = None) -> Iterator[None]:
-    """Turn what goes wrong in a command, or in reading the command line if there is none yet, into its exit.
+def exit_on_error(command: Any = None) -> Iterator[None]:
+    """Turn errors of a command into a line and an exit code; without a command, errors of reading the command line.
 
-    Any other error is a fault of ours. It is raised as it is, so that Python shows where.
+    Any other error is a bug of this package. It is raised unchanged, so that Python shows where it is.
 
     Raises:
-        SystemExit: with code 2 for bad input, 130 after Ctrl-C, and 141, without a word, where the reader of the output
+        SystemExit: with code 2 for bad input, 130 after Ctrl-C, and 141, without a message, if the reader of the output
             has closed it.
     """
     for name in ("stdout", "stderr"):
@@ -40,36 +40,36 @@ def ending(command: Any = None) -> Iterator[None]:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
-        kept = getattr(command, "INTERRUPTED", "finished work is kept, and the same command continues")
-        told = str(stop) or (kept if command is not None else "")
-        raise SystemExit(_fail(f"interrupted{told and '; '}{told}", 130)) from None
+        default = getattr(command, "INTERRUPTED", "finished work is saved; run the same command to continue")
+        message = str(stop) or (default if command is not None else "")
+        raise SystemExit(_fail(f"interrupted{message and '; '}{message}", 130)) from None
     except BrokenPipeError:
-        with suppress(OSError):  # or Python would complain of it again when it exits
+        with suppress(OSError):  # or Python would report it again when it exits
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise SystemExit(CLOSED) from None
     except Exception as error:
-        line = _line(error, command)
+        line = _format_error(error, command)
         if line is None:
             raise
         raise SystemExit(_fail(line)) from None
 
 
 def _fail(message: str, code: int = 2) -> int:
-    return errors.fail(message, code) if ranks.tells() else code
+    return errors.fail(message, code) if ranks.should_print_errors() else code
 
 
-def _line(error: Exception, command: Any) -> str | None:
-    """Return what to tell about an error that is no fault of ours; None for others."""
+def _format_error(error: Exception, command: Any) -> str | None:
+    """Return the message about an error; None if the error is a bug of this package."""
     if isinstance(error, InputError):
-        return str(error) if command is None else in_flags(error, command)
+        return str(error) if command is None else format_error(error, command)
     if isinstance(error, SyntaxError) and os.path.isfile(error.filename or ""):  # a recipe or a plugin
         return f"{error.filename}, line {error.lineno}: {error.msg}"
-    if full_disk(error):
-        return no_room(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
+    if is_disk_full(error):
+        return format_no_space(getattr(error, "filename", None) or getattr(command, "out", None) or "the output")
     if isinstance(error, OSError):
         return str(error)
-    if ranks.lost_another(error):
-        return "another process of this run ended; the same command continues"
+    if ranks.is_lost_process(error):
+        return "another process of this run exited; run the same command to continue"
     if isinstance(error, MemoryError) or any(part in str(error) for part in NO_MEMORY):
         return f"not enough memory for these sizes ({str(error) or type(error).__name__})"
     return None

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from whereformer import Encoder, EncoderConfig
-from whereformer.analysis.distilling import distill_positions, offset_curves
-from whereformer.analysis.toeplitz import diagonal_sums, fitted_curves
+from whereformer.analysis.distillation import distill_positions, offset_curves
+from whereformer.analysis.toeplitz import diagonal_sums, fit_curves
 
 
 def encoder(position, **options):
@@ -87,7 +87,7 @@ def test_curves_of_a_model_without_content_are_the_methods_own():
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_a_curve_is_that_of_a_regression_on_offsets_and_rows(n):
     logs = torch.randn(3, 2, n, n, dtype=torch.float64).log_softmax(-1)
-    found = fitted_curves(diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0), len(logs))
+    found = fit_curves(diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0), len(logs))
     index = torch.arange(n)
     offset = (index[None] - index[:, None] + n - 1).expand(3, n, n).flatten()
     row = torch.arange(3 * n).view(3, n, 1).expand(3, n, n).flatten()

@@ -1,4 +1,4 @@
-"""Small encoders that differ in their position method alone: what they are like, and weights that all start from."""
+"""Small encoders that differ only in their position method: their configuration, and the weights all start from."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 
 from .. import manifest
 from ..files import new_folder
-from ..lab import methods
-from ..lab.loading import quiet_transformers
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
+from . import methods
+from .loading import quiet_transformers
 
 Value = TypeVar("Value")
 
@@ -28,7 +28,7 @@ def small_config(
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Without a preset, it is BERT with pre-layer normalization. ``position`` is the name of a row
-    (:func:`~whereformer.lab.methods.fields_of_row`).
+    (:func:`~whereformer.lab.methods.config_fields`).
 
     Raises:
         InputError: if the fields do not fit the preset.
@@ -46,7 +46,7 @@ def small_config(
         initializer_range=min(0.06, 0.02 * math.sqrt(768 / hidden_size)),
         sparse_prediction=True,
         blocks=blocks,
-        **methods.fields_of_row(position, blocks, fields.get("decoder_layers", "0")),
+        **methods.config_fields(position, blocks, fields.get("decoder_layers", "0")),
         **fields,
     )
 
@@ -66,7 +66,7 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     return model
 
 
-def keep(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
+def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
     """Save a trained model, set to give logits at every token, and its tokenizer, with a manifest of ``facts``."""
     model.config.sparse_prediction = False
     tokenizer.model_max_length = model.config.max_position_embeddings
@@ -77,11 +77,11 @@ def keep(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> Non
 
 
 def at_lengths(lengths: Sequence[int], score: Callable[[int], Value]) -> list[Value | str]:
-    """Return the score at each length, or why there is none: the position method has no positions so far out."""
-    found: list[Value | str] = []
+    """Return the score at each length, or an error's message if the position method has too few positions for it."""
+    scores: list[Value | str] = []
     for length in lengths:
         try:
-            found.append(score(length))
+            scores.append(score(length))
         except PositionRangeError as error:
-            found.append(str(error))
-    return found
+            scores.append(str(error))
+    return scores

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..data.streams import in_lots
-from ..data.windows import end_padding
 from ..errors import InputError
 from ..manifest import fingerprint
 from ..positions import PositionRangeError
 from .glue import Split
+from .streams import iter_chunks
+from .windows import count_end_padding
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from ..models import EncoderConfig, EncoderForSequenceClassification
 
-LOT = 1024
+CHUNK = 1024
 """Number of rows that are tokenized at a time."""
 
 
@@ -31,18 +31,18 @@ class Rows:
     """The tokenized rows of a split.
 
     Args:
-        rows: the token ids and their types of each row.
-        typed: whether the tokenizer gives types and the model has them.
+        rows: the token ids of each row, and their types.
+        has_types: whether the tokenizer gives types and the model has them.
         labels: the label of each row.
-        cut: number of rows that were truncated.
+        num_truncated: number of rows that were truncated.
         pad: the id of padding.
         end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
     """
 
     rows: list[tuple[array[int], array[int]]]
-    typed: bool
+    has_types: bool
     labels: list[float]
-    cut: int
+    num_truncated: int
     pad: int
     end: int = 0
 
@@ -51,26 +51,26 @@ class Rows:
         """Number of tokens of each row, (rows, 1)."""
         return torch.tensor([[len(ids)] for ids, _ in self.rows])
 
-    def padded(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Return the batch of some rows, (rows, tokens of the longest row plus ``end``), and their labels (rows,)."""
+    def collate(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Return a batch of padded rows, (rows, tokens of the longest row plus ``end``), and their labels (rows,)."""
         lengths = torch.tensor([len(self.rows[number][0]) for number in numbers])
         width = int(lengths.max()) + self.end
         batch = {}
-        for place, (name, filler) in enumerate({"input_ids": self.pad, "token_type_ids": 0}.items()):
-            if name == "input_ids" or self.typed:
-                parts = [self.rows[number][place].tolist() for number in numbers]
+        for index, (name, filler) in enumerate({"input_ids": self.pad, "token_type_ids": 0}.items()):
+            if name == "input_ids" or self.has_types:
+                parts = [self.rows[number][index].tolist() for number in numbers]
                 batch[name] = torch.tensor([part + [filler] * (width - len(part)) for part in parts])
         if int(lengths.min()) < width:
             batch["attention_mask"] = (torch.arange(width) < lengths.unsqueeze(1)).long()
         return {**batch, "labels": torch.tensor([self.labels[number] for number in numbers])}
 
 
-def fingerprint_of(splits: Iterable[Rows], weights: str) -> str:
+def fingerprint_rows(splits: Iterable[Rows], weights: str) -> str:
     """Return a short hash of all tokens and labels of a task, and of the weights of the model that reads them."""
     return fingerprint([weights, *(repr((split.labels, split.rows)) for split in splits)])
 
 
-def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
+def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
     """Tokenize the rows of a split, with all processors.
 
     Rows have the special tokens that the tokenizer puts around text.
@@ -84,20 +84,21 @@ def tokenized(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int 
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     rows: list[tuple[array[int], array[int]]] = []
-    cut = kinds = 0
-    for lot in in_lots(split.texts, LOT):
-        texts = [[*side] for side in zip(*lot, strict=True)]
-        found = tokenizer(*texts, **options)
-        longer = [max_length is not None and len(row) > max_length for row in found["input_ids"]]
-        if any(longer):
-            found = tokenizer(*texts, truncation=True, max_length=max_length, **options)
-        ids = found["input_ids"]
-        types = found.get("token_type_ids") or [[]] * len(ids)
-        cut, kinds = cut + sum(longer), max(kinds, *(1 + max(row, default=-1) for row in types))
-        rows += [(array("i", one), array("i", other)) for one, other in zip(ids, types, strict=True)]
+    num_truncated = num_types = 0
+    for chunk in iter_chunks(split.texts, CHUNK):
+        texts = [[*side] for side in zip(*chunk, strict=True)]
+        output = tokenizer(*texts, **options)
+        is_longer = [max_length is not None and len(row) > max_length for row in output["input_ids"]]
+        if any(is_longer):
+            output = tokenizer(*texts, truncation=True, max_length=max_length, **options)
+        ids = output["input_ids"]
+        types = output.get("token_type_ids") or [[]] * len(ids)
+        num_truncated += sum(is_longer)
+        num_types = max(num_types, *(1 + max(row, default=-1) for row in types))
+        rows += [(array("i", row), array("i", row_types)) for row, row_types in zip(ids, types, strict=True)]
     # Without types in the model, as with RoBERTa, or from the tokenizer, there are none.
-    typed = 0 < kinds <= config.type_vocab_size
-    return Rows(rows, typed, split.labels, cut, tokenizer.pad_token_id, end_padding(config))
+    has_types = 0 < num_types <= config.type_vocab_size
+    return Rows(rows, has_types, split.labels, num_truncated, tokenizer.pad_token_id, count_end_padding(config))
 
 
 def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:
@@ -107,15 +108,15 @@ def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows
         InputError: for ``max_length``, if it is too long for the model.
     """
     widest = max(splits, key=lambda split: int(split.lengths.max()))
-    longest = widest.padded([int(widest.lengths.argmax())])
+    longest = widest.collate([int(widest.lengths.argmax())])
     del longest["labels"]
     try:
         with torch.no_grad():
             model(**longest)
     except PositionRangeError as error:
         limit = model.config.max_position_embeddings - widest.end
-        told = f"the longest row has {int(widest.lengths.max())} tokens; set `max_length` {limit} to truncate it"
-        raise InputError("max_length", f"{told} ({error})") from None
+        problem = f"the longest row has {int(widest.lengths.max())} tokens; set `max_length` {limit} to truncate it"
+        raise InputError("max_length", f"{problem} ({error})") from None
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
@@ -126,8 +127,8 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None
     """
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
-        told = f"it has ids up to {largest}, but the model has {vocab_size} tokens; it belongs to another model"
-        raise InputError("tokenizer", told)
+        problem = f"token id {largest}, but the vocabulary has {vocab_size} tokens"
+        raise InputError("tokenizer", f"it does not match the model: {problem}")
     if tokenizer.pad_token_id is None:
         raise InputError("tokenizer", "it has no padding token ([PAD] in BERT)")
     if tokenizer("text")["input_ids"][0] not in (tokenizer.cls_token_id, tokenizer.bos_token_id):

@@ -8,35 +8,35 @@ from typing import Any
 
 from matplotlib.figure import Figure as Canvas
 
-from ..lab.report import figures
-from ..lab.report.report import Figure
-from ..lab.sheet import Sheet
+from ..sheet import Sheet
+from . import figures
+from .report import Figure
 
 Paint = Callable[[Canvas], None]
 Curve = Sequence[Sequence[float]]
 """Steps, each with a loss."""
-POINTS = 200
-"""The most points of a curve, about."""
+MAX_POINTS = 200
+"""About the largest number of points of a curve."""
 
 
-def smoothed(losses: Sequence[float]) -> list[tuple[int, float]]:
+def smooth(losses: Sequence[float]) -> list[tuple[int, float]]:
     """Return steps, each with the mean loss of the twenty-fifth of the training that ends there."""
-    window, stride = max(1, len(losses) // 25), max(1, len(losses) // POINTS)
+    window, stride = max(1, len(losses) // 25), max(1, len(losses) // MAX_POINTS)
     ends = range(len(losses), window - 1, -stride)[::-1]
     return [(end, fmean(losses[end - window : end])) for end in ends]
 
 
-def in_words(scores: Mapping[str, float]) -> str:
-    """Return scores for people to read."""
-    return ", ".join(f"{name.replace('_', ' ')} {number(name, score)}" for name, score in scores.items())
+def format_scores(scores: Mapping[str, float]) -> str:
+    """Format scores for people to read."""
+    return ", ".join(f"{name.replace('_', ' ')} {format_score(name, score)}" for name, score in scores.items())
 
 
-def number(name: str, score: float) -> str:
+def format_score(name: str, score: float) -> str:
     """Format a score: accuracy and recall in percent."""
     return f"{score:.1%}" if name.endswith(("accuracy", "recall")) else f"{score:.3f}"
 
 
-def course(
+def build_sections(
     losses: Sequence[Any], scores: Sequence[Any], last: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[Sheet | Figure]:
     """Return a table of all scores, and a figure with the losses in training and on held-out text.
@@ -47,15 +47,16 @@ def course(
         last: scores for more rows of the table, by the names of these rows.
     """
     names = [name.replace("_", " ") for name in scores[-1][1]]
-    named = [(f"{step:,}", each) for step, each in scores] + [*(last or {}).items()]
-    rows = [[name, *map(number, each, each.values())] for name, each in named]
-    paint = over_steps({"training": losses, "held-out": [(step, each["loss"]) for step, each in scores]})
+    labeled = [(f"{step:,}", by_name) for step, by_name in scores] + [*(last or {}).items()]
+    rows = [[label, *map(format_score, by_name, by_name.values())] for label, by_name in labeled]
+    held_out = [(step, by_name["loss"]) for step, by_name in scores]
+    paint = paint_over_steps({"training": losses, "held-out": held_out})
     caption = "The training loss is a moving average."
     return [Sheet.of("Held-out scores", ["step", *names], rows), Figure("Loss over steps", paint, caption)]
 
 
-def over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Paint:
-    """Return what paints losses over steps.
+def paint_over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Paint:
+    """Return a function that paints losses over steps.
 
     Args:
         curves: the losses by name.
@@ -71,17 +72,17 @@ def over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Pa
         if len(axes.lines) > 1:
             figures.legend(canvas)
         # The loss falls so far in the first steps that they would press the rest flat.
-        first = max(curve[-1][0] for curve in curves.values()) / 10
-        seen = [] if guessing is None else [guessing]
-        seen += [loss for curve in curves.values() for step, loss in curve if step > first]
-        room = 0.1 * (max(seen) - min(seen)) or 0.1
-        axes.set(ylim=(min(seen) - room, max(seen) + room), xlim=(0, None))
+        start = max(curve[-1][0] for curve in curves.values()) / 10
+        visible = [] if guessing is None else [guessing]
+        visible += [loss for curve in curves.values() for step, loss in curve if step > start]
+        margin = 0.1 * (max(visible) - min(visible)) or 0.1
+        axes.set(ylim=(min(visible) - margin, max(visible) + margin), xlim=(0, None))
 
     return paint
 
 
-def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) -> Paint:
-    """Return what paints the held-out loss of each method at each length.
+def paint_over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) -> Paint:
+    """Return a function that paints the held-out loss of each method at each length.
 
     Args:
         losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
@@ -91,13 +92,13 @@ def over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) 
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot()
-        for number, (name, values) in enumerate(losses.items()):
+        for index, (name, values) in enumerate(losses.items()):
             # Side by side, so that equal losses don't hide each other.
-            places = [lengths.index(length) + gap * (number - (len(losses) - 1) / 2) for length in values]
+            x = [lengths.index(length) + gap * (index - (len(losses) - 1) / 2) for length in values]
             low, median, high = zip(*values.values(), strict=True)
-            (line,) = axes.plot(places, median, label=name, marker="os^DvPX*"[number % 8], markersize=5)
+            (line,) = axes.plot(x, median, label=name, marker="os^DvPX*"[index % 8], markersize=5)
             if high != low:
-                axes.vlines(places, low, high, color=line.get_color(), linewidth=1.2)
+                axes.vlines(x, low, high, color=line.get_color(), linewidth=1.2)
         figures.legend(canvas)
         trained, *longer = lengths
         times = [f"{length}\n{length // trained}\N{MULTIPLICATION SIGN}" for length in longer]
