@@ -34,7 +34,6 @@ from whereformer.analysis import count_flops
 from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.cli.main import execute
 from whereformer.data.batches import RandomBatches, by_length
-from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows

@@ -1,4 +1,4 @@
-"""The attention function that transformers calls in place of its own."""
+"""The attention function that transformers calls instead of its builtin functions."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ...errors import InputError, short_repr
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
 from .hooks import NAME, LayerInput
-from .masks import RequestedMask, mask
+from .masks import MaskSpec, make_mask_spec
 
-Mask: TypeAlias = Tensor | RequestedMask | None
-"""What arrives as a mask."""
+Mask: TypeAlias = Tensor | MaskSpec | None
+"""The masks that layers pass to an attention function."""
 
-COMPUTED = frozenset({
+HANDLED_OPTIONS = frozenset({
     "cu_seq_lens_k", "cu_seq_lens_q", "output_attentions", "position_bias", "s_aux", "seq_idx", "sinks", "softcap",
     "whereformer", "whereformer_first", "whereformer_forward", "whereformer_terms",
 })  # fmt: skip
-"""The options that attention computes with."""
+"""The options that the attention function supports."""
 
-HARMLESS = frozenset({
+IGNORED_OPTIONS = frozenset({
     "cache", "cache_position", "decoder_input_ids", "deterministic", "input_ids", "labels", "logits_to_keep",
     "max_length_k", "max_length_q", "num_items_in_batch", "output_hidden_states", "output_router_logits",
     "past_key_values", "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })  # fmt: skip
-"""The options that change no score: no attention function of transformers reads them, or they come with the mask."""
+"""The options that do not change scores: transformers' attention functions do not read them, or the mask has them."""
 
 
 def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
-    """Raise an InputError for an option of a layer's attention that might change scores, and that we do not know."""
-    for name, given in options.items():
-        if given is not None and name not in COMPUTED and name not in HARMLESS:
-            got = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, Tensor) else short_repr(given)
-            raise InputError(name, f"whereformer's attention does not know it, got {got} from {type(module).__name__}")
+    """Raise an InputError for an option of a layer's attention that we do not know, since it might change scores."""
+    for name, value in options.items():
+        if value is not None and name not in HANDLED_OPTIONS and name not in IGNORED_OPTIONS:
+            text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else short_repr(value)
+            kind = type(module).__name__
+            reason = f"not supported by whereformer's attention, and may change scores; {kind} passed {text}"
+            raise InputError(name, reason)
 
 
 def attend(
@@ -56,84 +58,87 @@ def attend(
     Args:
         module: the layer that calls it.
         query: (batch, heads, n_q, head_dim).
-        key, value: (batch, heads or a divisor of them, n_k, head_dim).
-        attention_mask: a mask made by :func:`mask`, by a layer of :data:`KINDS`, or by the model itself.
+        key, value: (batch, key_heads, n_k, head_dim); key_heads divides heads.
+        attention_mask: a mask made by :func:`make_mask_spec`, by a patch of :data:`PATCHES`, or by the model itself.
         scaling: the factor on query . key; head_dim ** -0.5 if None.
         dropout: the dropout probability of the attention weights.
-        is_causal: without a mask, whether later keys are masked; None: the layer decides.
-        options: everything else that the layer passes. ``whereformer`` and ``whereformer_first`` come from our hooks,
-            ``whereformer_terms`` from a layer of :data:`KINDS`, ``position_bias``, ``softcap`` (Gemma 2), ``s_aux``
-            (the sinks of GPT-OSS, one a head) or ``sinks`` (those of Inkling 2, one a query), ``cu_seq_lens_q`` or
-            ``seq_idx`` (the texts of packed rows) and ``output_attentions`` from the model. Windows come with the mask,
-            so ``sliding_window`` is not read.
+        is_causal: whether later keys are masked without a mask; None: as the layer's attribute says.
+        options: all other arguments of the layer. ``whereformer`` and ``whereformer_first`` come from our hooks,
+            ``whereformer_terms`` from a patch of :data:`PATCHES`. These come from the model: ``position_bias``,
+            ``softcap`` (Gemma 2), ``s_aux`` (GPT-OSS: one sink per head), ``sinks`` (Inkling 2: one sink per query),
+            ``cu_seq_lens_q`` or ``seq_idx`` (the texts of packed rows) and ``output_attentions``. The mask describes
+            windows, so ``sliding_window`` is not read.
 
     Returns:
         (batch, n_q, heads, head_dim), and the weights (batch, heads, n_q, n_k) if the model returns them.
 
     Raises:
-        InputError: for an option that might change scores and is not known, such as keys that the model chooses.
+        InputError: for an unknown option, which might change scores, such as keys that the model chooses.
     """
     check_options(module, options)
-    asked = requested(module, attention_mask, query, key, is_causal, options)
+    mask_spec = mask_spec_for(module, attention_mask, query, key, is_causal, options)
     terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
-    site = asked.site(query, scaling)
+    site = mask_spec.site(query, scaling)
     if layer is not None:
-        layer.check(asked, query.shape[2])
+        layer.check(mask_spec, query.shape[2])
         position, new_key = layer.forward.position, None if layer.cache is None else layer.cache.new_key
         if new_key is not None:
             site = replace(site, new_key_positions=site.query_positions)
-        layer_site = replace(layer.forward.prepare_for(asked, site), layer=layer.layer)
+        layer_site = replace(layer.forward.add_shared(mask_spec, site), layer=layer.layer)
         keys = key if new_key is None else new_key
         query, keys, value, terms = position.apply_hooks(layer.hidden, query, keys, value, layer_site)  # type: ignore[assignment]  # attached methods keep query . key
-        if new_key is None:  # if there are new keys, the cache has rotated them, and ``key`` has all keys
+        if new_key is None:  # otherwise, the cache has rotated the new keys, and ``key`` has all keys
             key = keys
     terms += options.get("whereformer_terms", ())
     terms += _bias_terms(options.get("position_bias"), options.get("whereformer_first"))
-    if asked.matrix is not None:
-        terms += (_mask_term(asked.matrix, query, asked.n_k),)
-    call: dict[str, Any] = {
+    if mask_spec.matrix is not None:
+        terms += (_mask_term(mask_spec.matrix, query, mask_spec.n_k),)
+    arguments: dict[str, Any] = {
         **site.options(query),
         "softcap": options.get("softcap"),
         "sinks": _sinks(options),
         "dropout_p": dropout,
     }
     weights = None
-    if options.get("output_attentions", None if layer is None else layer.with_weights):
-        out, weights = attention_and_weights(query, key, value, terms, **call)
+    if options.get("output_attentions", None if layer is None else layer.output_attentions):
+        out, weights = attention_and_weights(query, key, value, terms, **arguments)
     else:
-        out = attention(query, key, value, terms, **call)
+        out = attention(query, key, value, terms, **arguments)
     return out.transpose(1, 2).contiguous(), weights
 
 
-def requested(
+def mask_spec_for(
     module: nn.Module, mask: Mask, query: Tensor, key: Tensor, is_causal: bool | None, options: Mapping[str, Any]
-) -> RequestedMask:
-    """Return what limits the attention of a layer, whatever arrives as its mask; the arguments are :func:`attend`'s.
+) -> MaskSpec:
+    """Return a layer's mask as a :class:`MaskSpec`; the arguments are :func:`attend`'s.
 
-    Without a mask, transformers' rule counts: the call's argument says whether attention is causal, else the layer's
-    attribute. A mask of the model's own is all that limits its attention.
+    Without a mask, attention is causal by transformers' rule: as the call's argument says, or else the layer's
+    attribute. If the model makes the mask itself, nothing else limits attention.
     """
     n_k = key.shape[2]
     if mask is None:
-        asked = RequestedMask(n_k, causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
-    elif isinstance(mask, RequestedMask):
-        asked = mask
-        if asked.n_k != n_k:
-            raise InputError("attention_mask", f"expected the {asked.n_k} keys that the model asked for, got {n_k}")
+        mask_spec = MaskSpec(n_k, causal=bool(getattr(module, "is_causal", True) if is_causal is None else is_causal))
+    elif isinstance(mask, MaskSpec):
+        mask_spec = mask
+        if mask_spec.n_k != n_k:
+            raise InputError("attention_mask", f"expected {mask_spec.n_k} keys, as the mask has, got {n_k}")
     elif mask.dim() != 4:
         raise InputError("attention_mask", f"expected (batch, 1, n_q, n_k), got {tuple(mask.shape)}")
     elif mask.dtype == torch.bool and mask.shape[1:3] == (1, 1):
-        asked = RequestedMask(n_k, real=mask[:, 0, 0])
+        mask_spec = MaskSpec(n_k, token_mask=mask[:, 0, 0])
     else:
-        asked = RequestedMask(n_k, matrix=mask)
+        mask_spec = MaskSpec(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
     documents = (layer.forward if layer else varlen).packed_texts(options, query, query.shape[2], n_k)
-    return asked if documents is None else asked._replace(documents=documents)
+    return mask_spec if documents is None else replace(mask_spec, documents=documents)
 
 
 def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
-    """Turn T5's biases into a term: a table (1, heads, 1, offsets) from the offset ``first`` on, or one per pair."""
+    """Turn T5's biases into a term.
+
+    They are a table (1, heads, 1, offsets) that begins at the offset ``first``, or if it is None, one bias per pair.
+    """
     if bias is None:
         return ()
     if first is None:
@@ -143,11 +148,11 @@ def _bias_terms(bias: Tensor | None, first: int | None) -> tuple[Term, ...]:
 
 
 def _sinks(options: Mapping[str, Any]) -> Tensor | None:
-    """Return one logit a head, (heads,), or one a query, (batch, heads, n_q), which arrives as a column of scores."""
-    given: Tensor | None = options.get("s_aux")
-    if given is None:
-        given = options.get("sinks")
-    return given.squeeze(-1) if given is not None and given.dim() == 4 else given
+    """Return one logit per head, (heads,), or per query, (batch, heads, n_q); the option has the latter as a column."""
+    sinks: Tensor | None = options.get("s_aux")
+    if sinks is None:
+        sinks = options.get("sinks")
+    return sinks.squeeze(-1) if sinks is not None and sinks.dim() == 4 else sinks
 
 
 def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
@@ -158,4 +163,4 @@ def _mask_term(mask: Tensor, query: Tensor, n_k: int) -> DenseBias:
 
 
 AttentionInterface.register(NAME, attend)
-AttentionMaskInterface.register(NAME, mask)
+AttentionMaskInterface.register(NAME, make_mask_spec)

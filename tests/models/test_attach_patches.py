@@ -13,7 +13,7 @@ from whereformer.errors import InputError
 from whereformer.positions.tisa import Tisa
 
 from .checkpointing import checkpoint_activations
-from .served import INKLING, KINDS, SERVED
+from .patched import INKLING, KINDS, PATCHED
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning")
 
@@ -51,7 +51,7 @@ class Largest(TorchDispatchMode):
 
 
 QUICK = {"Wav2Vec2Bert", "WavLM", "DebertaV2"}
-SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SERVED]
+SOME = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in PATCHED]
 """All, of which the quick tests run a few: what they check does not depend on a model's positions."""
 
 
@@ -87,7 +87,7 @@ def test_it_computes_the_same_and_every_gradient(name, padded, length):
 @pytest.mark.parametrize("name", SOME)
 def test_no_tensor_has_a_number_for_every_pair(name):
     """Twice as many tokens have at most twice as many numbers, forward and backward."""
-    kind = SERVED[name]
+    kind = PATCHED[name]
     if "chunks" in name:
         pytest.skip("its masks are matrices")
     most = []
@@ -105,7 +105,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.parametrize("name", SOME)
 def test_layers_can_run_again_for_their_gradients(name, reentrant):
-    kind = SERVED[name]
+    kind = PATCHED[name]
     model = attach(kind.make(), "none")
     if (reentrant and not kind.reentrant) or not model.supports_gradient_checkpointing:
         pytest.skip("transformers cannot checkpoint it so")
@@ -121,7 +121,7 @@ def test_layers_can_run_again_for_their_gradients(name, reentrant):
 
 @pytest.mark.parametrize("name", SOME)
 def test_a_method_is_added_to_the_models_own_positions(name):
-    kind = SERVED[name]
+    kind = PATCHED[name]
     model = kind.make()
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)[0]
@@ -143,7 +143,7 @@ def test_a_method_is_added_to_the_models_own_positions(name):
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 @pytest.mark.parametrize("name", SOME)
 def test_copies_are_whole_and_apart(name, duplicate):
-    kind = SERVED[name]
+    kind = PATCHED[name]
     model = attach(kind.make(), "none")
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)[0]
@@ -160,7 +160,7 @@ def test_copies_are_whole_and_apart(name, duplicate):
 
 @pytest.mark.parametrize("name", SOME)
 def test_detaching_restores_every_layer(name):
-    model = SERVED[name].make()
+    model = PATCHED[name].make()
     before = [sorted(vars(module)) for module in model.modules()], list(model.state_dict()), model.config.to_dict()
     with pytest.raises(InputError, match="tsia"):
         attach(model, "tsia")
@@ -172,7 +172,7 @@ def test_detaching_restores_every_layer(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_weights_are_real(name):
-    kind = SERVED[name]
+    kind = PATCHED[name]
     if kind.name == "WavLM" or "chunks" in name:
         pytest.skip("transformers has means over heads, or adds masks of True and False to scores")
     model = kind.make(attn_implementation="eager")
@@ -180,7 +180,7 @@ def test_weights_are_real(name):
     which = "encoder_attentions" if model.config.is_encoder_decoder else "attentions"
     expected = model(**inputs, output_attentions=True)[which]
     # The proof has padding, with which the eager attention of some does something else than the other ones.
-    found = attach(model, "none", prove=False)(**inputs, output_attentions=True)[which]
+    found = attach(model, "none", verify=False)(**inputs, output_attentions=True)[which]
     assert len(found) == len(expected)
     real = slice(None) if "attention_mask" not in inputs else slice(0, 1)
     for one, other in zip(found, expected, strict=True):
@@ -189,36 +189,39 @@ def test_weights_are_real(name):
 
 @pytest.mark.parametrize("name", SOME)
 def test_own_positions_that_cannot_be_switched_off_are_refused(name):
-    model = SERVED[name].make()
-    with pytest.raises(InputError, match=r"^keep_absolute: \w+ computes positions in its attention; True keeps"):
+    model = PATCHED[name].make()
+    with pytest.raises(InputError, match=r"^keep_absolute: \w+ computes positions inside its attention; keep_abs"):
         attach(model, "none", keep_absolute=False)
 
 
 def test_scores_that_no_term_can_say_are_refused():
-    model = SERVED["Deberta"].make(talking_head=True)
-    with pytest.raises(InputError, match=r"talking_head: it mixes the scores of heads, which no term can say$"):
+    model = PATCHED["Deberta"].make(talking_head=True)
+    with pytest.raises(InputError, match=r"talking_head: it mixes the scores of heads, which terms cannot express$"):
         attach(model, "none")
-    kind = SERVED["Parakeet"]
+    kind = PATCHED["Parakeet"]
     model = attach(kind.make(dropout_positions=0.5), "none")
     inputs = kind.inputs(model, 13, padded=False)
     run(model, inputs)
-    with pytest.raises(InputError, match=r"^dropout_positions: each row would have positions of its own; set it to 0"):
+    with pytest.raises(InputError, match=r"^dropout_positions: each row would have different positions; set it to 0"):
         run(model.train(), inputs)
 
 
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
 def test_distances_of_another_kind_are_refused(name):
-    model = attach(SERVED[name].make(), "none")
+    model = attach(PATCHED[name].make(), "none")
     hidden, mask = torch.randn(1, 4, 16).double(), torch.ones(1, 4)
     for argument, given in (("relative_pos", torch.zeros(1, 4, 4)), ("query_states", hidden)):
-        with pytest.raises(InputError, match=rf"^{argument}: whereformer's attention does not know it, got a"):
+        with pytest.raises(
+            InputError,
+            match=rf"^{argument}: not supported by whereformer's attention, and may change scores; .* passed a",
+        ):
             model.encoder(hidden, mask, **{argument: given})
 
 
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
 def test_masks_of_pairs_stay_what_they_are(name):
     """Two texts in a row, which do not see each other."""
-    model = SERVED[name].make()
+    model = PATCHED[name].make()
     ids = torch.randint(3, 50, (1, 9))
     texts = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1, 1])
     inputs = {"input_ids": ids, "attention_mask": (texts[:, None] == texts).unsqueeze(0).long()}
@@ -240,7 +243,7 @@ def test_inkling_generates_with_a_cache():
 
 @pytest.mark.parametrize("name", SOME)
 def test_half_precision(name):
-    kind = SERVED[name]
+    kind = PATCHED[name]
     model = kind.make()
     inputs = kind.inputs(model, 13, padded=kind.masked)
     attach(model, "none").to(torch.bfloat16)
@@ -254,7 +257,7 @@ def test_half_precision(name):
 @pytest.mark.parametrize("name", ["Wav2Vec2Bert", "DebertaV2"])
 def test_it_compiles(name):
     torch.compiler.reset()
-    kind = SERVED[name]
+    kind = PATCHED[name]
     model = attach(kind.make(), "none")
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = model(**inputs).last_hidden_state

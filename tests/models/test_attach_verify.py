@@ -1,9 +1,10 @@
-"""``attach`` proves itself: it refuses a model that it computes otherwise, and leaves every model as it was."""
+"""``attach`` verifies models: it refuses a model whose results would differ, and does not change it."""
 
 import copy
 import logging
 import pickle
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,12 +14,12 @@ from transformers.masking_utils import create_bidirectional_mask
 
 from whereformer import attach, detach, load_attached
 from whereformer.errors import InputError
-from whereformer.models.attachment import found
-from whereformer.models.attachment.masks import NoTensorError, RequestedMask
-from whereformer.models.attachment.trial import run_any
+from whereformer.models.attachment import find_calls
+from whereformer.models.attachment.masks import MaskSpec, NotATensorError
+from whereformer.models.attachment.trial_run import run_first_example
 
+from .patched import PATCHED
 from .peers import SIZES, of_both_stacks
-from .served import SERVED
 from .test_attach import MODELS, batch, close, make, states, structure
 
 SEQ2SEQ = {
@@ -44,7 +45,7 @@ ALL = {
     "bigbird": make_bigbird,
     **{name: lambda name=name: make(name) for name in MODELS},
     "mistral": lambda: make(transformers.MistralModel(transformers.MistralConfig(**MISTRAL))),
-    "deberta": lambda: SERVED["DebertaV2"].make().float(),
+    "deberta": lambda: PATCHED["DebertaV2"].make().float(),
 }
 
 
@@ -78,7 +79,7 @@ def everything(model):
 @pytest.fixture
 def wrong(monkeypatch):
     """Return a function that changes what our attention gets in some layers, by default all, of the proof only."""
-    right = found.attend
+    right = find_calls.attend
 
     def change(function, layers=()):
         for layer in layers:
@@ -89,13 +90,13 @@ def wrong(monkeypatch):
                 query, mask = function(query, mask)
             return right(module, query, key, value, mask, **options)
 
-        monkeypatch.setattr(found, "attend", attend)
+        monkeypatch.setattr(find_calls, "attend", attend)
 
     return change
 
 
 def layers_of(model):
-    return list(dict.fromkeys(call.module for call in found.find_calls(model)))
+    return list(dict.fromkeys(call.module for call in find_calls.find_calls(model)))
 
 
 def slightly(query, mask):
@@ -112,7 +113,7 @@ def test_nothing_of_a_model_changes(name, wrong):
     detach(model)
     assert everything(model) == before
     wrong(slightly)
-    with pytest.raises(InputError, match=r"^model: \w+ computes something else"):
+    with pytest.raises(InputError, match=r"^model: \w+ gives different results"):
         attach(model, "none")
     assert everything(model) == before
 
@@ -126,13 +127,14 @@ def test_scores_that_are_slightly_wrong_in_one_layer_are_refused(name, wrong):
         wrong(slightly, [layer])
         with pytest.raises(
             InputError,
-            match=rf"^model: {type(model).__name__} computes something else with whereformer's attention, even without "
-            rf"a position method: layer {names[layer]} is off by [\d.e-]+ of its largest value, expected at most 2e-05",
+            match=rf"^model: {type(model).__name__} gives different results with whereformer's attention, even before "
+            rf"a method is added: layer {names[layer]} differs by [\d.e-]+, relative to its largest value; expected at "
+            r"most 2e-05. The model is unchanged$",
         ):
             attach(model, "tisa")
         assert not hasattr(model.config, "whereformer")
         del layer.is_wrong
-    detach(attach(model, "tisa", prove=False))
+    detach(attach(model, "tisa", verify=False))
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "bart"])
@@ -140,18 +142,18 @@ def test_padding_that_is_not_looked_at_is_refused(name, wrong):
     model = ALL[name]()
 
     def look_everywhere(query, mask):
-        return query, mask._replace(real=None) if isinstance(mask, RequestedMask) else None
+        return query, replace(mask, token_mask=None) if isinstance(mask, MaskSpec) else None
 
     wrong(look_everywhere, layers_of(model)[:1])
-    with pytest.raises(InputError, match=r"^model: .* is off by"):
+    with pytest.raises(InputError, match=r"^model: .* differs by"):
         attach(model, "tisa")
 
 
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_attention_to_nothing_is_refused(name, monkeypatch):
     """Its outputs are zeros, as of tokens that may see no key; but a row has no padding, and all of it counts."""
-    monkeypatch.setattr(found, "attend", lambda *given, **_: (torch.zeros_like(given[1]).transpose(1, 2), None))
-    with pytest.raises(InputError, match=r"^model: .* is off by 1 of"):
+    monkeypatch.setattr(find_calls, "attend", lambda *given, **_: (torch.zeros_like(given[1]).transpose(1, 2), None))
+    with pytest.raises(InputError, match=r"^model: .* differs by 1, relative"):
         attach(ALL[name](), "tisa")
 
 
@@ -160,21 +162,21 @@ def test_a_window_longer_than_any_batch_is_looked_at(wrong):
     windows = []
 
     def widen(query, mask):
-        if not isinstance(mask, RequestedMask):
+        if not isinstance(mask, MaskSpec):
             return query, None
         windows.append(mask.window)
-        return query, mask._replace(window=None)
+        return query, replace(mask, window=None)
 
     wrong(widen, layers_of(model)[1:2])
-    with pytest.raises(InputError, match=r"layer layers.1.self_attn is off by"):
+    with pytest.raises(InputError, match=r"layer layers.1.self_attn differs by"):
         attach(model, "tisa")
     assert windows[-1] == (5, 0)
     assert model.config.sliding_window == 4096
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "bart", "t5"])
-def test_decoders_are_proven_with_a_cache(name):
-    example, outputs = run_any(make(name), 3, 14, cached=True)
+def test_decoders_are_verified_with_a_cache(name):
+    example, outputs = run_first_example(make(name), 3, 14, cached=True)
     assert example.cache in ("cache", "past_key_values")
     n = 14 if name in ("gpt2", "llama") else 10
     assert sum(output.last_hidden_state.shape[1] for output in outputs) == n
@@ -189,8 +191,10 @@ def test_layers_that_add_masks_themselves_get_padding():
     attach(model, "none")
     assert model.encoder.attention_type == "block_sparse"
     close(states(copy.deepcopy(model), inputs), expected)
-    with pytest.raises(InputError, match=r"^attention_mask: layers that add masks to scores themselves can have pad"):
-        torch.zeros(2, 2, 3, 3) + RequestedMask(3, causal=True)
+    with pytest.raises(
+        InputError, match=r"^attention_mask: layers that add masks to scores themselves support only pad"
+    ):
+        torch.zeros(2, 2, 3, 3) + MaskSpec(3, causal=True)
 
 
 def test_a_model_whose_layers_see_more_than_tokens_is_refused():
@@ -202,14 +206,14 @@ def test_a_model_whose_layers_see_more_than_tokens_is_refused():
     sizes |= {"moe_intermediate_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2, "num_hidden_layers": 2}
     rates = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 16}
     model = transformers.DeepseekV4Model(deepseek(**sizes, compress_rates=rates, layer_types=[*reversed(rates)]))
-    for prove in (True, False):
-        with pytest.raises(InputError, match=r"attention_mask: expected the 5 keys that the model asked for, got 6$"):
-            attach(model.eval(), "alibi", prove=prove)
+    for verify in (True, False):
+        with pytest.raises(InputError, match=r"attention_mask: expected 5 keys, as the mask has, got 6$"):
+            attach(model.eval(), "alibi", verify=verify)
     # No small example shows what is joined from 16 tokens on.
     rates = dict.fromkeys(rates, 16)
     model = transformers.DeepseekV4Model(deepseek(**sizes, compress_rates=rates, layer_types=[*reversed(rates)]))
-    attach(model.eval(), "alibi", prove=False)
-    with pytest.raises(InputError, match=r"^attention_mask: expected the 20 keys that the model asked for, got 21$"):
+    attach(model.eval(), "alibi", verify=False)
+    with pytest.raises(InputError, match=r"^attention_mask: expected 20 keys, as the mask has, got 21$"):
         model(torch.arange(20).view(1, -1))
 
 
@@ -218,7 +222,7 @@ def test_other_numbers(dtype, wrong):
     model = make("llama").to(dtype)
     detach(attach(model, "none"))
     wrong(lambda query, mask: (query * (1.01 if dtype is torch.float64 else 3), mask))
-    with pytest.raises(InputError, match="is off by"):
+    with pytest.raises(InputError, match="differs by"):
         attach(model, "none")
 
 
@@ -228,24 +232,26 @@ def test_forwards_that_are_functions_are_refused():
     layer = model.layers[1]
     forward = layer.forward
     layer.forward = lambda *args, **kwargs: forward(*args, **kwargs)
-    with pytest.raises(InputError, match=r"^model: the forward of layers.1 was replaced by a function, "):
+    with pytest.raises(InputError, match=r"^model: layers.1.forward was replaced by a function, "):
         attach(model, "t5")
     del layer.forward
     layer.lock = threading.Lock()
-    with pytest.raises(InputError, match=r"^model: it cannot be copied, as attach tries it \(cannot pickle"):
+    with pytest.raises(
+        InputError, match=r"^model: attach checks a copy of the model, and copying failed \(cannot pickle"
+    ):
         attach(model, "t5")
 
 
-@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("position", ["none", "tisa", "t5", "fire"])
-def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, prove):
+def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, verify):
     if not hasattr(transformers, "VideoPrismTextConfig"):
         pytest.skip("this transformers has no VideoPrism")
     model = make(transformers.VideoPrismTextModel(transformers.VideoPrismTextConfig(**SIZES)))
     ids = torch.randint(3, 50, (2, 7))
     calls = [{}, {"attention_mask": torch.tensor([[1] * 7, [1] * 5 + [0] * 2])}]
     expected = [model(ids, **inputs).last_hidden_state for inputs in calls]
-    attach(model, position, prove=prove)
+    attach(model, position, verify=verify)
     later = torch.cat((ids[:, :-1], 52 - ids[:, -1:]), 1)
     for inputs, plain in zip(calls, expected, strict=True):
         states = model(ids, **inputs).last_hidden_state
@@ -255,26 +261,26 @@ def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, pr
         assert (changed > 1e-4) == (not inputs)
     detach(model)
     with pytest.raises(
-        InputError, match=r"^position: VideoPrismTextModel is causal only with an attention_mask, and L"
+        InputError, match=r"^position: VideoPrismTextModel is causal only with an attention_mask, but L"
     ):
-        attach(model, "logn", prove=prove)
+        attach(model, "logn", verify=verify)
 
 
 @pytest.mark.parametrize("name", ["bert", "llama", "t5"])
-def test_calls_without_a_mask_are_proven(name, monkeypatch):
+def test_calls_without_a_mask_are_verified(name, monkeypatch):
     """Here, ours is wrong only where no token is padding in a batch of one row."""
-    right = found.attend
+    right = find_calls.attend
 
     def attend(module, query, key, value, mask, **options):
-        padded = isinstance(mask, RequestedMask) and mask.real is not None
+        padded = isinstance(mask, MaskSpec) and mask.token_mask is not None
         return right(module, query if padded or len(query) > 1 else 2 * query, key, value, mask, **options)
 
-    monkeypatch.setattr(found, "attend", attend)
-    with pytest.raises(InputError, match=r"^model: .* is off by"):
+    monkeypatch.setattr(find_calls, "attend", attend)
+    with pytest.raises(InputError, match=r"^model: .* differs by"):
         attach(ALL[name](), "none")
 
 
-def test_a_model_that_needs_its_mask_is_proven_with_one(caplog):
+def test_a_model_that_needs_its_mask_is_verified_with_one(caplog):
     class Masked(transformers.BertModel):
         def forward(self, input_ids=None, attention_mask=None, **inputs):
             if attention_mask is None:
@@ -286,26 +292,27 @@ def test_a_model_that_needs_its_mask_is_proven_with_one(caplog):
     assert not model.whereformer.model.causal
 
 
-WAYS = {
-    "reads its dtype": lambda mask, scores: scores if mask.dtype == torch.bool else -scores,
-    "calls where": lambda mask, scores: torch.where(mask, scores, -1e9),
-    "calls masked_fill": lambda mask, scores: scores.masked_fill(mask, -1e9),
-    "calls cat": lambda mask, scores: torch.cat([mask, mask]),
-    "calls mul": lambda mask, scores: scores * mask,
-    "with an operator": lambda mask, scores: (1.0 - mask) * scores,
-    "an operator ": lambda mask, scores: scores if mask == 0 else -scores,
-    "operator": lambda mask, scores: ~mask,
-    "reads parts of it": lambda mask, scores: scores + mask[:, :, :2],
-    "reads its shape": lambda mask, scores: scores.view(mask.shape),
-    "reads its to": lambda mask, scores: scores + mask.to(scores.dtype),
-}
+USES = [
+    ("reads the attribute 'dtype' of", lambda mask, scores: scores if mask.dtype == torch.bool else -scores),
+    ("calls where on", lambda mask, scores: torch.where(mask, scores, -1e9)),
+    ("calls masked_fill on", lambda mask, scores: scores.masked_fill(mask, -1e9)),
+    ("calls cat on", lambda mask, scores: torch.cat([mask, mask])),
+    ("calls mul on", lambda mask, scores: scores * mask),
+    ("applies an operator to", lambda mask, scores: (1.0 - mask) * scores),
+    ("applies an operator to", lambda mask, scores: scores if mask == 0 else -scores),
+    ("applies an operator to", lambda mask, scores: ~mask),
+    ("indexes", lambda mask, scores: scores + mask[:, :, :2]),
+    ("indexes", lambda mask, scores: scores + mask[0]),
+    ("reads the attribute 'shape' of", lambda mask, scores: scores.view(mask.shape)),
+    ("reads the attribute 'to' of", lambda mask, scores: scores + mask.to(scores.dtype)),
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_whatever_a_model_computes_with_its_mask_is_one_plain_line(way):
+@pytest.mark.parametrize(("use", "compute"), USES)
+def test_whatever_a_model_computes_with_its_mask_is_one_plain_line(use, compute):
     class Computes(nn.Module):
         def forward(self, hidden, mask):
-            return WAYS[way](mask, hidden[..., None] @ hidden[..., None, :])
+            return compute(mask, hidden[..., None] @ hidden[..., None, :])
 
     class Model(transformers.BertModel):
         def __init__(self, config):
@@ -323,18 +330,18 @@ def test_whatever_a_model_computes_with_its_mask_is_one_plain_line(way):
     with pytest.raises(InputError) as caught:
         attach(Model(transformers.BertConfig(**SIZES)), "tisa")
     line = str(caught.value)
-    assert "attention_mask: the model computes with its mask (" in line
-    assert way.strip() in line
-    assert line.endswith("), but this attention makes no matrix of it")
+    assert line.endswith(f"attention_mask: the model {use} its mask, but whereformer's attention builds no mask matrix")
 
 
-def test_what_moves_models_looks_into_masks():
-    mask = RequestedMask(3, real=torch.ones(1, 3, dtype=torch.bool))
+def test_a_mask_is_an_object_that_can_be_copied():
+    mask = MaskSpec(3, token_mask=torch.ones(1, 3, dtype=torch.bool))
     assert not hasattr(mask, "to")
     assert not hasattr(mask, "device")
-    assert copy.deepcopy(mask)._replace(real=None) == RequestedMask(3)
+    assert torch.equal(copy.deepcopy(mask).token_mask, mask.token_mask)
+    assert mask == mask
+    assert mask != MaskSpec(3)
     assert mask != None  # noqa: E711
-    assert pickle.loads(pickle.dumps(NoTensorError("it reads its dtype"))).field == "attention_mask"
+    assert pickle.loads(pickle.dumps(NotATensorError("indexes"))).field == "attention_mask"
 
 
 def test_rounding_that_is_allowed_elsewhere_is_no_difference():
@@ -349,48 +356,48 @@ def test_rounding_that_is_allowed_elsewhere_is_no_difference():
         torch.set_float32_matmul_precision(before)
 
 
-def test_weights_that_are_not_there_are_not_proven(caplog):
+def test_weights_that_are_not_there_are_not_verified(caplog):
     with torch.device("meta"):
         model = transformers.BertModel(transformers.BertConfig(**SIZES))
     with caplog.at_level(logging.WARNING):
         attach(model, "none")
     assert [record.getMessage() for record in caplog.records] == [
-        "not proven to compute the same as before with whereformer's attention: BertModel: weights of torch.float32 on "
-        "'meta' cannot be compared"
+        "could not verify that BertModel gives the same results with whereformer's attention: weights of torch.float32 "
+        "on 'meta' cannot be compared"
     ]
 
 
-def test_a_model_with_few_positions_is_proven(caplog):
+def test_a_model_with_few_positions_is_verified(caplog):
     config = transformers.BertConfig(**{**SIZES, "max_position_embeddings": 12})
     with caplog.at_level(logging.WARNING):
         attach(transformers.BertModel(config), "none")
     assert not caplog.messages
 
 
-def test_numbers_that_are_none_are_not_proven(caplog):
+def test_numbers_that_are_none_are_not_verified(caplog):
     model = make("llama")
     nn.init.constant_(model.layers[1].self_attn.q_proj.weight, torch.nan)
     attach(model, "none")
-    assert caplog.messages[0].endswith("attention: LlamaModel: layer layers.1.self_attn computes NaN")
+    assert caplog.messages[0].endswith("attention: layer layers.1.self_attn computes NaN")
 
 
-def test_a_model_whose_own_attention_does_not_run_is_not_proven(caplog):
+def test_a_model_whose_own_attention_does_not_run_is_not_verified(caplog):
     model = make("llama")
     model.config._attn_implementation_internal = "missing"
     attach(model, "none")
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("not proven to compute the same as before with whereformer's attention: LlamaModel: ")
+    assert line.startswith("could not verify that LlamaModel gives the same results with whereformer's attention: ")
     detach(model)
     assert model.config._attn_implementation == "missing"
 
 
-def test_loading_proves(tmp_path, wrong):
+def test_loading_verifies(tmp_path, wrong):
     attach(make("bert"), "tisa").save_pretrained(tmp_path)
     load_attached(tmp_path, transformers.AutoModel)
     wrong(slightly)
-    with pytest.raises(InputError, match=r"^model: BertModel computes something else"):
+    with pytest.raises(InputError, match=r"^model: BertModel gives different results"):
         load_attached(tmp_path, transformers.AutoModel)
-    load_attached(tmp_path, transformers.AutoModel, prove=False)
+    load_attached(tmp_path, transformers.AutoModel, verify=False)
 
 
 @pytest.mark.parametrize(
@@ -398,8 +405,8 @@ def test_loading_proves(tmp_path, wrong):
     [
         (
             lambda: transformers.DecisionTransformerModel(transformers.DecisionTransformerConfig(n_layer=1)),
-            "expected one of text, or of sound of a known form, DecisionTransformerModel reads 'states'; attach to a "
-            "part of it: encoder",
+            "expected a text model, or an audio model with a known input format; DecisionTransformerModel reads "
+            "'states'; attach to a part of it: encoder",
         ),
         (
             lambda: transformers.Blip2QFormerModel(

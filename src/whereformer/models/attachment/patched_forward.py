@@ -1,4 +1,4 @@
-"""``Served``: a method of a model's own layer, computed by a function that says its position scores in terms."""
+"""``PatchedForward``: replaces one method of a layer by a function that passes its position scores to attention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...kernels import Term
 
 
 @dataclass(eq=False)
-class Served:
-    """Stands for one method of a layer, mostly its ``forward``, with the same arguments and the same results.
+class PatchedForward:
+    """Replaces one method of a layer, mostly its ``forward``, with the same arguments and the same results.
 
     Args:
-        layer: the layer, which keeps its class, its parameters and its hooks.
+        layer: the layer; its class, its parameters and its hooks do not change.
         config: the configuration of the model around it, which names the attention function.
-        function: what computes the method; it gets this object, then the method's own arguments.
+        function: computes the method; it gets this object, then the method's own arguments.
     """
 
     layer: Any
@@ -42,16 +42,17 @@ class Served:
         is_causal: bool = False,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the layer's own terms and those of the attached method.
+        """Attend with the layer's terms and the attached method's terms.
 
         Args:
-            query, key, value: (batch, heads, n, head_dim), those of keys with as many heads or a divisor of them.
-            terms: what the layer's own positions add.
-            mask: what the attention function of transformers takes.
+            query: (batch, heads, n, head_dim).
+            key, value: (batch, key_heads, n, head_dim); key_heads divides heads.
+            terms: the scores of the layer's own positions.
+            mask: a mask for the attention function of transformers.
             scaling: the factor on query . key; head_dim ** -0.5 if None.
             dropout: the probability of dropping a weight in training.
             is_causal: whether later keys are masked.
-            options: what the layer got beside, for the attention function.
+            options: the layer's other arguments, for the attention function.
 
         Returns:
             (batch, n, heads * head_dim), and the weights (batch, heads, n, n) if the model returns them.
@@ -71,9 +72,9 @@ class Served:
         return out.flatten(2), weights
 
 
-def is_served(layer: nn.Module) -> bool:
+def is_patched(layer: nn.Module) -> bool:
     """Whether this library computes a layer's forward."""
-    return isinstance(vars(layer).get("forward"), Served)
+    return isinstance(vars(layer).get("forward"), PatchedForward)
 
 
 def split_heads(hidden: Tensor, heads: int) -> Tensor:

@@ -175,7 +175,7 @@ PARAKEET = {
     **dict.fromkeys(("dropout", "layerdrop", "activation_dropout", "attention_dropout"), 0.0),
 }
 
-SERVED = {
+PATCHED = {
     "Wav2Vec2Bert": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, **CLIPPED}),
     "Wav2Vec2Bert of distances": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": "relative"}),
     "Wav2Vec2Bert that rotates": Kind("Wav2Vec2Bert", "frames", {**CONFORMER, "position_embeddings_type": "rotary"}),
@@ -243,4 +243,4 @@ SERVED = {
 INKLING = Kind("InklingText", "text", {**INKLING_SIZES, "log_scaling_n_floor": 4}, tolerance=1e-6)
 """A model whose own positions stay a matrix, and whose layers differ in their heads if it is asked for."""
 
-KINDS = {**SOUND, **SERVED, "InklingText": INKLING}
+KINDS = {**SOUND, **PATCHED, "InklingText": INKLING}
