@@ -15,8 +15,8 @@ from torch.export import Dim
 from torch.onnx import OnnxExporterError
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, Positions, Site, build_position, explain, position_names
-from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
+from whereformer.kernels.make_call import make_call
 from whereformer.positions import method_class
 
 ROOT = Path(__file__).parents[2]

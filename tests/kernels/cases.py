@@ -18,8 +18,8 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import native
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.call import GRADIENTS
+from whereformer.kernels.make_call import make_call
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

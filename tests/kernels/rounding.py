@@ -9,8 +9,8 @@ of summation, while a wrong or missing summand is thousands of times as large.
 import torch
 
 from whereformer import DistanceDecay, FactorPair
-from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.reference import attention_scores, columns_of, softmax
 
 ROUNDINGS = 8

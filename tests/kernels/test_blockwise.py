@@ -25,7 +25,7 @@ from tests.kernels.cases import (
 )
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 fast = pytest.fixture(params=FAST)(lambda request: request.param)
 

@@ -12,7 +12,7 @@ from whereformer import (
     Positions,
     attention,
 )
-from whereformer.kernels.fields import Call
+from whereformer.kernels.call import Call
 
 B, H, D = 2, 3, 8
 

@@ -7,8 +7,8 @@ import torch
 
 from tests.kernels.cases import need_native
 from whereformer import OffsetBias, attention, explain
-from whereformer.kernels.call import make_call
 from whereformer.kernels.choose import choose
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton import available as triton
 
 module = importlib.import_module("whereformer.kernels.choose")

@@ -25,7 +25,7 @@ from whereformer import (
     attention_varlen,
 )
 from whereformer.kernels import kinds, native, remember
-from whereformer.kernels.fields import Outline
+from whereformer.kernels.call import CallTemplate
 
 N, HEADS, DIM = 24, 2, 16
 
@@ -233,7 +233,7 @@ def test_what_depends_on_more_than_the_tensors_is_not_remembered(name):
     kind = kinds.kind_of((rows(), rows()), (), ())
     with (first := kinds.FirstCall(kind)):
         results = UNWRITTEN[name](*kind.tensors)
-    first.remember(Outline, results)
+    first.remember(CallTemplate, results)
     assert remembered() == 0
 
 

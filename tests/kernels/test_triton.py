@@ -22,7 +22,7 @@ from tests.kernels.cases import (
     with_log_sums,
 )
 from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":

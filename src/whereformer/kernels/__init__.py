@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, make_call, shows_options
+from .call import Call, LogSums
 from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
-from .fields import Call, LogSums
 from .kinds import FirstCall, attend_again, kind_of
+from .make_call import CallOptions, SequenceOptions, make_call, shows_options
 from .memory import remember
 from .precision import without_autocast
 from .sinks import add_sinks

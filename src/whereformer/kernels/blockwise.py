@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .call import GRADIENTS, Call, LogSums, select_input
 from .dropout import keep_mask
-from .fields import GRADIENTS, Call, LogSums, part_of
 from .operators import Again, Backend, Given, Operators, Results
 from .precision import without_autocast
 from .terms import Positions
@@ -62,7 +62,7 @@ def _from_keys(call: Call) -> Tensor | None:
         keys = range(start, min(start + size, call.n_k))
         some = columns[..., keys.start : keys.stop]
         low, high = (int(some.min()), int(some.max())) if some.numel() else (0, 0)
-        part = call.part(range(call.n_q), keys)
+        part = call.select(range(call.n_q), keys)
         parts.append(reference.scores_of_queries(part, call.query_table[:, low : high + 1], some - low))
     return torch.cat(parts, -1)
 
@@ -106,10 +106,10 @@ def _blocks_of(call: Call) -> Iterator[tuple[range, range, Call, Tensor | None]]
     for start in range(0, call.n_q, size):
         rows = range(start, min(start + size, call.n_q))
         keys = _keys_of(call, rows)
-        part, kept, changes = call.part(rows, keys), None, {}
+        part, kept, changes = call.select(rows, keys), None, {}
         for name in GRADIENTS:
             if (tensor := getattr(part, name)) is not None:
-                changes[name] = tensor.detach().to(call.wide)
+                changes[name] = tensor.detach().to(call.score_dtype)
         if seeds is not None:
             columns = torch.arange(keys.start, keys.stop, device=seeds.device)
             kept = keep_mask(seeds[:, :, rows.start : rows.stop], columns, call.dropout_p)
@@ -140,7 +140,7 @@ class Blockwise(Backend):
         gradients = {name: call.new_gradient(name) for name in needed}
         # A pair's own gradient is no sum over blocks, so it needs no wider memory.
         sums = {
-            name: torch.zeros_like(gradient, dtype=gradient.dtype if name == "dense" else call.wide)
+            name: torch.zeros_like(gradient, dtype=gradient.dtype if name == "dense" else call.score_dtype)
             for name, gradient in gradients.items()
         }
         with recording(), without_autocast(given.output.device):
@@ -156,7 +156,7 @@ class Blockwise(Backend):
                     d_results.append(given.d_lse[:, :, some])
                 gradients_of_part = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
                 for name, gradient in zip(needed, gradients_of_part, strict=True):
-                    whole = part_of(name, sums[name], rows, keys)
+                    whole = select_input(name, sums[name], rows, keys)
                     whole += gradient.to(whole.dtype)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()], None
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from . import native
-from .fields import GRADIENTS, TERMS, Call
+from .call import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
 from .torch_private import derivatives, forward_mode
 from .tracing import is_plain

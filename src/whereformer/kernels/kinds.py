@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .fields import LogSums, Outline
+from .call import CallTemplate, LogSums
 from .memory import Memory
 from .precision import without_autocast
 from .terms import Positions
@@ -60,7 +60,7 @@ class _Known(NamedTuple):
     """How calls of a kind are computed: by an outline's ``attend``, with the tensors at these places after all
     steps."""
 
-    outline: Outline
+    outline: CallTemplate
     steps: list[_Step]
     places: list[int]
 
@@ -169,7 +169,7 @@ class FirstCall(TorchFunctionMode):
             return self._places.get(id(value))
         return type(value)([self._described(part) for part in value]) if type(value) in (list, tuple) else value
 
-    def remember(self, outline: Outline, tensors: Sequence[Tensor]) -> None:
+    def remember(self, outline: CallTemplate, tensors: Sequence[Tensor]) -> None:
         """Remember that calls of the kind are computed by an outline's ``attend`` of these tensors, unless something
         happened that is not written down."""
         places = [self._places.get(id(tensor)) for tensor in tensors]

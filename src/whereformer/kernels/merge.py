@@ -29,7 +29,7 @@ def merge(
         span: the smallest and the largest offset that is allowed; None if only the data can tell.
 
     Returns:
-        The fields of :class:`~whereformer.kernels.fields.Call` that terms decide, by name: tables, factors and levels
+        The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: tables, factors and levels
         in float32 or wider, but factors that all came in the value's dtype stay in it. A single dense term keeps its
         dtype. Where some of several :class:`OffsetKeys` have factors, all have; likewise :class:`OffsetQueries`.
     """

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from .fields import ARGUMENTS, AXES, GRADIENTS, Call, LogSums, Outline
+from .call import ARGUMENTS, AXES, GRADIENTS, Call, CallTemplate, LogSums
 from .kinds import FirstCall
 from .memory import Memory
 from .precision import without_autocast
@@ -83,7 +83,7 @@ class Backend:
         raise NotImplementedError
 
 
-class Plan(Outline):
+class Plan(CallTemplate):
     """How a backend computes all calls that differ in their tensors alone."""
 
     def __init__(self, call: Call, backend: Backend) -> None:
@@ -104,7 +104,7 @@ class Plan(Outline):
         found: Results | None = None if self._forward is None else self._forward(*tensors)
         if found is None:
             tensors = _apart(tensors)
-            found, self._forward = self.backend.forward(self.call(tensors), tensors)
+            found, self._forward = self.backend.forward(self.with_tensors(tensors), tensors)
             self._saved = [_sort_of(tensor) for tensor in (*tensors, *found[:2])]
         return found
 
@@ -114,7 +114,9 @@ class Plan(Outline):
         # Hooks on saved tensors may bring them back with other strides, or elsewhere, and so may a new ``tensor.data``.
         layouts = layouts_of(whole)
         if layouts is None:  # the dispatcher gives the operator tensors whose memory has their numbers
-            return _Dispatched(self.call(tensors), _operators[self.backend.name]).backward(tensors, needs, given)
+            return _Dispatched(self.with_tensors(tensors), _operators[self.backend.name]).backward(
+                tensors, needs, given
+            )
         key = (*needs, layouts, torch.are_deterministic_algorithms_enabled())
         again = self._backwards.values.get(key)
         found: list[Tensor] | None = None if again is None else again(*whole)
@@ -124,7 +126,7 @@ class Plan(Outline):
             whole = _apart(whole)
             d_output, *d_lse, output, kept = whole[len(needs) :]
             given = Given(d_output, d_lse[0] if d_lse else None, output, kept)
-            found, again = self.backend.backward(self.call(whole[: len(needs)]), given, needed, whole)
+            found, again = self.backend.backward(self.with_tensors(whole[: len(needs)]), given, needed, whole)
             if again is not None:
                 self._backwards.put(key, again)
         return found
@@ -158,13 +160,13 @@ class _Dispatched(Plan):
 
     def forward(self, tensors: Sequence[Tensor]) -> Results:
         with below_autograd():
-            results: Results = self._operators.forward(*self.call(tensors).arguments())
+            results: Results = self._operators.forward(*self.with_tensors(tensors).arguments())
         return results
 
     def backward(self, tensors: Sequence[Tensor], needs: Sequence[bool], given: Given) -> list[Tensor]:
         needed = {name for name, need in zip(self.names, needs, strict=True) if need}
         flags = [name in needed for name in GRADIENTS]
-        gradients: list[Tensor] = self._operators.backward(*given, flags, *self.call(tensors).arguments())
+        gradients: list[Tensor] = self._operators.backward(*given, flags, *self.with_tensors(tensors).arguments())
         return gradients
 
 
@@ -193,7 +195,7 @@ class _Attend(torch.autograd.Function):
             d_output = torch.zeros_like(output)
         if torch.is_grad_enabled() or not is_eager(d_output):
             # A gradient that is to have a gradient itself needs the operator, and so does one that something watches.
-            plan = _Dispatched(plan.call(tensors), _operators[plan.backend.name])
+            plan = _Dispatched(plan.with_tensors(tensors), _operators[plan.backend.name])
         gradients = iter(plan.backward(tensors, needs, Given(d_output, d_lse, output, kept)))
         return None, *[next(gradients) if need else None for need in needs]
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .call import TABLES, Call, LogSums
 from .dropout import keep_mask
-from .fields import TABLES, Call, LogSums
 from .precision import without_autocast
 from .tracing import can_look
 
@@ -80,7 +80,7 @@ def _may_forbid(bias: Tensor | None) -> bool:
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
     batch, _, n_k, _ = call.value.shape
-    dtype = call.wide
+    dtype = call.score_dtype
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
@@ -105,7 +105,7 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             scores = scores - (query_level[..., None] - key_level[..., None, :]).abs()
     if call.dense is not None:
         scores = scores + call.dense.to(dtype)
-    return scores, call.allowed()
+    return scores, call.allowed_pairs()
 
 
 def scores_of_queries(call: Call, table: Tensor, columns: Tensor) -> Tensor:

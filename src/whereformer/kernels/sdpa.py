@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn import functional
 
-from .fields import Call, Outline
+from .call import Call, CallTemplate
 from .terms import diagonal_of
 from .tracing import holds, is_plain
 
 
-class Fused(Outline):
+class Fused(CallTemplate):
     """Computes calls that differ in their tensors alone by torch's own attention."""
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, None]:
-        return attend(self.call(tensors)), None
+        return attend(self.with_tensors(tensors)), None
 
 
 def attend(call: Call) -> Tensor:
@@ -37,7 +37,7 @@ def attend(call: Call) -> Tensor:
             from torch.nn.attention.bias import causal_lower_right
 
             return _attend(call, query, key, value, causal_lower_right(n_q, n_k))
-    allowed = call.allowed()
+    allowed = call.allowed_pairs()
     assert allowed is not None
     return _attend(call, query, key, value, allowed).masked_fill(~allowed.any(-1, keepdim=True), 0.0)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .fields import LogSums
+from .call import LogSums
 
 
 def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:

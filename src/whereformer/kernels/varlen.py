@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
+from .make_call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_look
 

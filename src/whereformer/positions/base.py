@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError, shown
 from ..kernels import attention
-from ..kernels.call import shows_options
+from ..kernels.make_call import shows_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels.call import CallOptions, Window
+from ..kernels.make_call import CallOptions, Window
 from ..kernels.terms import PositionsLike
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import AXES, TABLES, Call
+from ..call import AXES, TABLES, Call
 from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import Positions, position_values
 from .library import compute, level_for
@@ -136,12 +136,12 @@ class Arguments:
         self.copies: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = []
         # A hook on saved tensors may have brought them back with other strides.
         saved = (None, None) if given is None else (given.output, self._read(given.kept, Tensor.contiguous))
-        self.kept = kept = call.kept(2, *saved)
-        self.made = {"output": kept.output, "kept": kept.whole} if into is None else into
+        self.kept = kept = call.forward_state(2, *saved)
+        self.made = {"output": kept.output, "kept": kept.buffer} if into is None else into
         self.struct = struct = Struct(bytes=ctypes.sizeof(Struct), level=level_for(kept.output.dtype))
         struct.threads, struct.backward, struct.poison = torch.get_num_threads(), given is not None, poisons
         struct.batch, struct.key_heads, struct.n_k, struct.value_dim = call.value.shape
-        struct.heads, struct.n_q = kept.sums.shape[2], call.n_q
+        struct.heads, struct.n_q = kept.row_stats.shape[2], call.n_q
         struct.head_dim = 0 if call.query is None else call.query.shape[3]
         ranks = ("rank", "query_factors"), ("levels", "query_levels")
         for field, name in (*ranks, ("key_rank", "key_table_factors"), ("query_rank", "query_table_factors")):
@@ -165,16 +165,16 @@ class Arguments:
         for name in INPUTS:
             if name not in TABLES and (tensor := getattr(call, name)) is not None:
                 is_factors = name in ("query_factors", "key_factors")
-                dtype = call.wide if is_factors or tensor.dtype not in DTYPES else tensor.dtype
+                dtype = call.score_dtype if is_factors or tensor.dtype not in DTYPES else tensor.dtype
                 self._four_axes(name, self._read(tensor, partial(Tensor.to, dtype=dtype)))
         self._four_axes("output", kept.output)
-        self._point("log_sums", kept.sums, kept.whole)
-        if kept.rounded_off is not None:
-            self._point("rounded_off", kept.rounded_off, kept.whole)
+        self._point("log_sums", kept.row_stats, kept.buffer)
+        if kept.rounding_error is not None:
+            self._point("rounded_off", kept.rounding_error, kept.buffer)
         if given is not None:
             self._four_axes("d_output", given.d_output)
             if given.d_lse is not None:
-                d_lse = self._read(given.d_lse, partial(Tensor.to, dtype=call.wide))
+                d_lse = self._read(given.d_lse, partial(Tensor.to, dtype=call.score_dtype))
                 self._point("d_log_sums", self._read(d_lse, Tensor.contiguous))
         for name, gradient in (into or {}).items():
             if name not in WHOLE:
@@ -293,17 +293,17 @@ class Native(Backend):
         return None
 
     def new_kept(self, call: Call) -> Tensor:
-        return call.kept(2).whole
+        return call.forward_state(2).whole
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
         if _is_empty(call):
-            kept = call.kept(2)
-            kept.whole.zero_()
-            kept.sums[0] = -math.inf
-            return (kept.output.zero_(), kept.whole, kept.sums.clone() if call.wants_lse else None), None
+            kept = call.forward_state(2)
+            kept.buffer.zero_()
+            kept.row_stats[0] = -math.inf
+            return (kept.output.zero_(), kept.buffer, kept.row_stats.clone() if call.wants_lse else None), None
         arguments, wants_lse = Arguments(call, parts_of(call)), call.wants_lse
         compute(ctypes.addressof(arguments.struct))
-        size, strides = arguments.kept.sums.shape, arguments.kept.sums.stride()
+        size, strides = arguments.kept.row_stats.shape, arguments.kept.row_stats.stride()
 
         def results(output: Tensor, kept: Tensor) -> Results:
             return output, kept, kept.as_strided(size, strides).clone() if wants_lse else None
@@ -337,7 +337,7 @@ def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) ->
     gradients = {}
     for name in needed:
         tensor: Tensor = getattr(call, name)
-        size, dtype = tuple(tensor.shape), call.wide
+        size, dtype = tuple(tensor.shape), call.score_dtype
         if name == "query":
             gradients[name] = call.new_gradient(name)
         elif name == "dense":

@@ -7,7 +7,7 @@ import os
 
 import torch
 
-from ..fields import Call
+from ..call import Call
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
