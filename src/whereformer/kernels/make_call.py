@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .call import TERMS, Call
 from .kinds import FirstCall
-from .merge import merge
+from .merge_terms import merge_terms
 from .precision import as_autocast, without_autocast
 from .terms import (
     TABLES,
@@ -142,7 +142,7 @@ def make_call(
         with without_autocast(value.device), first or nullcontext():
             terms, queries, keys, step = _without_steps(terms, queries, keys)
             low, high = None if low is None else -(-low // step), None if high is None else high // step
-            merged = merge(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
+            merged = merge_terms(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
     return Call(
         query=query,
         key=key,
