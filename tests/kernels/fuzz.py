@@ -33,7 +33,7 @@ from whereformer import (
     attention,
     explain,
 )
-from whereformer.kernels import Choice, blockwise
+from whereformer.kernels import BackendChoice, blockwise
 
 CPU = ("auto", "reference", "blockwise", "native")
 TABLES = {kind.__name__: kind for kind in (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)}
@@ -411,7 +411,7 @@ class Built:
             np.atleast_2d(_numbers(at.values() if isinstance(at, Positions) else at)) for at in (queries, keys)
         ]
 
-    def choice_of(self, backend: str) -> Choice:
+    def choice_of(self, backend: str) -> BackendChoice:
         """What the package says of the call."""
         return explain(self.query, self.key, self.value, self.terms, backend=backend, **self.options)
 
@@ -518,26 +518,26 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
         missing = {"native"} & built.choice_of("auto").unavailable.keys()
         choices = {name: built.choice_of(name) for name in backends if name not in missing}
     for backend, chosen in choices.items():
-        fused = chosen.backend == "fused"
-        autocast = fused and case.autocast and built.dtype != torch.float64
+        uses_sdpa = chosen.backend == "sdpa"
+        autocast = uses_sdpa and case.autocast and built.dtype != torch.float64
         dtype = torch.bfloat16 if autocast else built.dtype
         # In half precision, torch's own attention may round scores.
-        if (dtype, fused) not in truths:
+        if (dtype, uses_sdpa) not in truths:
             inputs = built.oracle_inputs(dtype if autocast else None)
-            precision = _precision(dtype, rounds_scores=fused)
+            precision = _precision(dtype, rounds_scores=uses_sdpa)
             d_out = _numbers(built.d_out.to(dtype))
             wide = torch.promote_types(dtype, torch.float32)
             d_lse = None if built.d_lse is None else _numbers(built.d_lse.to(wide))
             rounded = oracle.Oracle(inputs, d_out, precision, exact=False, d_lse=d_lse)
-            truths[dtype, fused] = [rounded]
+            truths[dtype, uses_sdpa] = [rounded]
             if rounded.swallows:
-                truths[dtype, fused].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
+                truths[dtype, uses_sdpa].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
         try:
             found = results(built, backend)
         except Exception as error:
             lines.append(f"{backend}: {type(error).__name__}: {error}")
             continue
-        wrong = [_differences(built, found, truth, dtype) for truth in truths[dtype, fused]]
+        wrong = [_differences(built, found, truth, dtype) for truth in truths[dtype, uses_sdpa]]
         lines += [f"{backend}: {line}" for line in min(wrong, key=len)]
     return lines
 

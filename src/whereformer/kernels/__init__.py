@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
+from .backend_choice import BACKENDS, BackendChoice, choose_backend, explain_choice
 from .call import Call, LogSums
-from .choose import BACKENDS, Choice, choose, explain_choice
 from .dropout import draw_seed
 from .kinds import FirstCall, attend_again, kind_of
 from .make_call import CallOptions, SequenceOptions, make_call, shows_options
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Integer
 
 __all__ = [
-    "Choice",
+    "BackendChoice",
     "DenseBias",
     "DistanceDecay",
     "FactorPair",
@@ -232,8 +232,8 @@ def _run(call: Call, sinks: Tensor | None, backend: str, first: FirstCall | None
     It is remembered if it is the ``first`` of a kind.
     """
     _check_backend(backend)
-    chosen = choose(call, backend)
-    if chosen == "fused":
+    chosen = choose_backend(call, backend)
+    if chosen == "sdpa":
         if first is not None:
             first.remember(sdpa.Fused(call), [each for each in call.arguments() if isinstance(each, Tensor)])
         return sdpa.attend(call), None
@@ -267,7 +267,7 @@ def explain(
     return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[CallOptions],
-) -> Choice:
+) -> BackendChoice:
     """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))

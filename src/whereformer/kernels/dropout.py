@@ -1,6 +1,6 @@
 """Attention dropout as a function of a seed and indices, so that all of our own backends drop the same weights.
 
-Calls that go to torch's fused attention use torch's dropout.
+Calls that go to torch's own attention use torch's dropout.
 """
 
 from __future__ import annotations

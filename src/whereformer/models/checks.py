@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, meant, shown
-from ..kernels.choose import BACKENDS
+from ..kernels.backend_choice import BACKENDS
 from ..kernels.tracing import can_look
 from ..positions import check_name
 

@@ -1,6 +1,7 @@
 """The choice of a backend for a call, from its sizes, its device and the state of torch.
 
-Whether gradients are on plays no part, so that a checkpoint, which computes without them first, chooses the same twice.
+It does not depend on whether gradients are on, so that a checkpoint, which computes without them first, chooses the
+same backend twice.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ BACKENDS = ("auto", "reference", "blockwise", "native", "triton")
 
 
 @dataclass(frozen=True)
-class Choice:
+class BackendChoice:
     """The result of :func:`whereformer.explain`; it prints as one line.
 
     Args:
-        backend: "reference", "blockwise", "native", "triton", or "fused" for torch's ``scaled_dot_product_attention``.
+        backend: "reference", "blockwise", "native", "triton", or "sdpa" for torch's ``scaled_dot_product_attention``,
+            which only "auto" chooses.
         reason: why it was chosen.
-        unavailable: the reason of each backend that cannot take the call, by name.
+        unavailable: for each backend that cannot compute the call, the reason.
     """
 
     backend: str
@@ -37,20 +39,21 @@ class Choice:
         return f"{self.backend}: {self.reason}"
 
 
-def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
+def choose_backend(call: Call, backend: str, device: torch.device | None = None) -> str:
     """Return the name of the backend that computes the call.
 
     Args:
         call: a checked call.
         backend: the requested backend, or "auto".
-        device: the device that the call will run on, if its tensors are elsewhere: tensors on "meta" have only sizes.
+        device: the device that the call will run on. If None, the device of its tensors. Tensors on "meta" have only
+            sizes.
 
     Raises:
-        ValueError: if a backend requested by name cannot take the call.
+        ValueError: if the requested backend does not support the call.
     """
     device = call.value.device if device is None else device
     if backend == "auto":
-        return _automatic(call, device)[0]
+        return _choose_auto(call, device)[0]
     if reason := _why_not(backend, call, device):
         raise ValueError(f"backend: {backend!r} {reason}; use backend='blockwise'")
     if backend != "reference" and derivatives():
@@ -59,35 +62,39 @@ def choose(call: Call, backend: str, device: torch.device | None = None) -> str:
     return backend
 
 
-def explain_choice(call: Call, backend: str) -> Choice:
+def explain_choice(call: Call, backend: str) -> BackendChoice:
     """Return the choice with its reasons."""
-    chosen = choose(call, backend)
-    reason = _automatic(call, call.value.device)[1] if backend == "auto" else "asked for by name"
-    reasons = [(name, _why_not(name, call, call.value.device)) for name in BACKENDS]
-    return Choice(chosen, reason, {name: f"{name!r} {why}; use backend='blockwise'" for name, why in reasons if why})
+    device = call.value.device
+    chosen = choose_backend(call, backend)
+    reason = _choose_auto(call, device)[1] if backend == "auto" else "asked for by name"
+    unavailable = {}
+    for name in BACKENDS:
+        if why := _why_not(name, call, device):
+            unavailable[name] = f"{name!r} {why}; use backend='blockwise'"
+    return BackendChoice(chosen, reason, unavailable)
 
 
-def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
+def _choose_auto(call: Call, device: torch.device) -> tuple[str, str]:
     """Return the choice of backend="auto" and the reason."""
     if torch.compiler.is_exporting():
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
-    taken = derivatives()
-    if taken > 1:
+    num_derivatives = derivatives()
+    if num_derivatives > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = _why_not("native", call, device)
     has_terms = any(getattr(call, name) is not None for name in TERMS)
-    causal_at_most = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
-    # Torch's own attention has everything that such a call asks for.
-    if causal_at_most and call.query is not None and not (has_terms or call.wants_lse or call.softcap is not None):
-        packed = call.query_documents is not None and not on_cpu and not taken
-        if packed and _why_not("triton", call, device) is None:
+    no_window = call.min_offset is None and (call.max_offset is None or call.max_offset == 0)
+    # Torch's own attention supports all features of such a call.
+    if no_window and call.query is not None and not (has_terms or call.wants_lse or call.softcap is not None):
+        packed_on_gpu = call.query_documents is not None and not on_cpu and not num_derivatives
+        if packed_on_gpu and _why_not("triton", call, device) is None:
             return "triton", "no terms, but packed rows, for which torch's own attention needs a matrix"
         # Programs, transforms and subclasses of tensors know torch's own attention, and autocast casts for it.
         casts = autocast_dtype(call.value.device) not in (None, call.value.dtype)
         if not_native is not None or casts or not is_plain(call.query, call.key, call.value):
-            return "fused", "no terms, so torch's own attention computes it"
-    if taken:
+            return "sdpa", "no terms, so torch's own attention computes it"
+    if num_derivatives:
         return "reference", "torch.func takes derivatives of the reference only"
     if not_native is None:
         return "native", "on the CPU the compiled kernel is fastest, in O(n) memory"
@@ -98,9 +105,9 @@ def _automatic(call: Call, device: torch.device) -> tuple[str, str]:
 
 
 def _why_not(name: str, call: Call, device: torch.device) -> str | None:
-    """Return why a backend cannot take the call on that device; None if it can."""
+    """Return why a backend does not support the call on that device; None if it does."""
     backend = {"triton": triton.backend, "native": native.backend}.get(name)
     if backend is None:
         return None
-    others = [each for each in GRADIENTS if each not in backend.inputs and getattr(call, each) is not None]
-    return backend.why_not(call, device) or (f"knows no {others[0]}" if others else None)
+    unknown = [field for field in GRADIENTS if field not in backend.inputs and getattr(call, field) is not None]
+    return backend.why_not(call, device) or (f"does not support {unknown[0]}" if unknown else None)
