@@ -30,7 +30,7 @@ SEED = 3  # of dropout
 def no_native():
     """Why the compiled kernel is missing here; None if it is not."""
     rows = torch.zeros(1, 1, 1, DIM)
-    return native.backend.why_not(make_call(rows, rows, rows), CPU)
+    return native.backend.unsupported_reason(make_call(rows, rows, rows), CPU)
 
 
 def need_native():

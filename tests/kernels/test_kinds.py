@@ -93,8 +93,8 @@ TERMS = {
 
 @pytest.mark.parametrize("terms", TERMS)
 def test_gradients_of_other_numbers(terms, monkeypatch):
-    described, arguments = [], native.Arguments
-    monkeypatch.setattr(native, "Arguments", lambda *each, **named: described.append(1) or arguments(*each, **named))
+    described, struct = [], native.CallStruct
+    monkeypatch.setattr(native, "CallStruct", lambda *each, **named: described.append(1) or struct(*each, **named))
     held = []
     for number in range(3):
         some = TERMS[terms]()
@@ -162,7 +162,7 @@ def test_every_kind_is_remembered_and_gives_the_bits_of_a_call_that_is_not(name,
     assert remembered() == 1
     with monkeypatch.context() as patch:
         patch.delattr(whereformer.kernels, "make_call")
-        patch.delattr(native, "Arguments")
+        patch.delattr(native, "CallStruct")
         later = [results_of(name, training, each) for each in given[1:]]
     with without_memories():
         for each, results in zip(given, (first, *later), strict=True):
@@ -210,7 +210,7 @@ def test_a_gradient_may_be_an_input():
 
 
 def test_the_variable_switches_memories_off():
-    code = "from whereformer.kernels.memory import Memory; memory = Memory(1); memory.put(1, 2); print(memory.values)"
+    code = "from whereformer.kernels.bounded_cache import BoundedCache as C; c = C(1); c.put(1, 2); print(c.values)"
     environment = {**os.environ, "WHEREFORMER_REMEMBER": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{}"
@@ -414,7 +414,7 @@ def test_dropout_draws_again():
 
 def test_few_kinds_are_remembered(monkeypatch):
     most = 20
-    monkeypatch.setattr(kinds._known, "_most", most)
+    monkeypatch.setattr(kinds._known, "_max_size", most)
     q = rows(1, HEADS, 1, DIM)
     for n in range(1, most + 50):
         attend(q, rows(1, HEADS, n, DIM), rows(1, HEADS, n, DIM))

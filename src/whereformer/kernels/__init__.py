@@ -11,11 +11,11 @@ from torch import Tensor
 
 from . import blockwise, native, reference, sdpa, varlen
 from .backend_choice import BACKENDS, BackendChoice, choose_backend, explain_choice
+from .bounded_cache import remember
 from .call import Call, LogSums
 from .dropout import draw_seed
 from .kinds import FirstCall, attend_again, kind_of
 from .make_call import CallOptions, SequenceOptions, make_call, shows_options
-from .memory import remember
 from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (

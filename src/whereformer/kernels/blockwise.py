@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from . import reference
+from .backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
 from .call import GRADIENTS, Call, LogSums, select_input
 from .dropout import keep_mask
-from .operators import Again, Backend, Given, Operators, Results
 from .precision import without_autocast
 from .terms import Positions
 from .torch_private import recording
@@ -121,10 +121,10 @@ class Blockwise(Backend):
 
     name = "blockwise"
 
-    def new_kept(self, call: Call) -> Tensor:
+    def new_buffer(self, call: Call) -> Tensor:
         return call.value.new_empty(0)
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         output, lse = call.new_output(), call.new_lse()
         with torch.no_grad(), without_autocast(output.device):
             for rows, _, part, kept in _blocks_of(call):
@@ -132,12 +132,12 @@ class Blockwise(Backend):
                 output[:, :, some], sums = _attend(part, kept)
                 if sums is not None:
                     lse[..., some] = sums
-        return (output, self.new_kept(call), lse if call.wants_lse else None), None
+        return (output, self.new_buffer(call), lse if call.wants_lse else None), None
 
     def backward(
-        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Again]:
-        gradients = {name: call.new_gradient(name) for name in needed}
+        self, call: Call, given: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Replay]:
+        gradients = {name: call.new_gradient(name) for name in grad_names}
         # A pair's own gradient is no sum over blocks, so it needs no wider memory.
         sums = {
             name: torch.zeros_like(gradient, dtype=gradient.dtype if name == "dense" else call.score_dtype)
@@ -148,14 +148,14 @@ class Blockwise(Backend):
                 if not keys:
                     continue  # its output is zeros, which depend on nothing
                 some = slice(rows.start, rows.stop)
-                leaves = [getattr(part, name).requires_grad_() for name in needed]
+                leaves = [getattr(part, name).requires_grad_() for name in grad_names]
                 found, logs = _attend(part, kept)
                 results, d_results = [found], [given.d_output[:, :, some].to(found.dtype)]
                 if given.d_lse is not None and logs is not None and logs.requires_grad:
                     results.append(logs[1])
                     d_results.append(given.d_lse[:, :, some])
                 gradients_of_part = torch.autograd.grad(results, leaves, d_results, materialize_grads=True)
-                for name, gradient in zip(needed, gradients_of_part, strict=True):
+                for name, gradient in zip(grad_names, gradients_of_part, strict=True):
                     whole = select_input(name, sums[name], rows, keys)
                     whole += gradient.to(whole.dtype)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()], None

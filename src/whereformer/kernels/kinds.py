@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .bounded_cache import BoundedCache
 from .call import CallTemplate, LogSums
-from .memory import Memory
 from .precision import without_autocast
 from .terms import Positions
 from .torch_private import leaves, observed
@@ -65,7 +65,7 @@ class _Known(NamedTuple):
     places: list[int]
 
 
-_known = Memory(1024)
+_known = BoundedCache(1024)
 
 
 def kind_of(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> Kind | None:

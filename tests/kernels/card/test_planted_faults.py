@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.kernels.card import card, test_cases, test_replays
-from whereformer.kernels.operators import Plan
+from whereformer.kernels.backend import Plan
 from whereformer.kernels.tracing import layouts_of
 from whereformer.kernels.triton import launch, plan
 
@@ -62,14 +62,14 @@ FAULTS = {
     "strides are forgotten": (layouts_of, "tensor.stride(), ", "", replay(strides)),
     "the layout of the output's gradient is forgotten": (
         Plan.backward,
-        "layouts_of(whole)",
-        "layouts_of([*tensors, given.output, given.kept])",
+        "layouts_of(all_tensors)",
+        "layouts_of([*tensors, inputs.output, inputs.buffer])",
         replay(gradients),
     ),
     "the layouts of saved tensors are forgotten": (
         Plan.backward,
-        "layouts_of(whole)",
-        "layouts_of(whole[len(tensors) :])",
+        "layouts_of(all_tensors)",
+        "layouts_of(all_tensors[len(tensors) :])",
         replay(test_replays.test_saved_tensors_come_back_elsewhere, "parts of a projection"),
     ),
     "needs are forgotten": (Plan.backward, "(*needs, ", "(sum(needs), ", replay(test_replays.test_needs_that_differ)),
