@@ -24,7 +24,7 @@ from whereformer import (
     attention,
     attention_varlen,
 )
-from whereformer.kernels import kinds, native, remember
+from whereformer.kernels import native, plan_cache, remember
 from whereformer.kernels.call import CallTemplate
 
 N, HEADS, DIM = 24, 2, 16
@@ -50,7 +50,7 @@ def rows(*size, dtype=torch.float32):
 
 
 def remembered():
-    return len(kinds._known.values)
+    return len(plan_cache._plans.values)
 
 
 def attend(*arguments, **options):
@@ -187,10 +187,10 @@ def test_calls_of_other_backends_and_functions_are_remembered(monkeypatch):
             with monkeypatch.context() as patch:
                 patch.delattr(whereformer.kernels, "make_call")
                 again = call()
-            known = dict(kinds._known.values)
+            known = dict(plan_cache._plans.values)
             with without_memories():
                 assert torch.equal(call(), again)
-            kinds._known.values.update(known)
+            plan_cache._plans.values.update(known)
 
 
 def test_which_tensors_are_the_same_tells_kinds_apart():
@@ -230,10 +230,10 @@ ELSEWHERE = torch.ones(1)
 
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_what_depends_on_more_than_the_tensors_is_not_remembered(name):
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = UNWRITTEN[name](*kind.tensors)
-    first.remember(CallTemplate, results)
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = UNWRITTEN[name](*signature.tensors)
+    recorder.cache_plan(CallTemplate, results)
     assert remembered() == 0
 
 
@@ -245,12 +245,12 @@ def test_steps_take_tensors_in_lists_and_tuples():
         def attend(self, tensors):
             return tensors
 
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = compute(*kind.tensors)
-    first.remember(Itself(), results[:3])
-    others = kinds.kind_of((rows(), rows()), (), ())
-    assert all(map(torch.equal, kinds.attend_again(others), compute(*others.tensors)[:3]))
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = compute(*signature.tensors)
+    recorder.cache_plan(Itself(), results[:3])
+    others = plan_cache.make_signature((rows(), rows()), (), ())
+    assert all(map(torch.equal, plan_cache.attend_from_cache(others), compute(*others.tensors)[:3]))
 
 
 def test_shaws_tables_beside_bfloat16():
@@ -414,7 +414,7 @@ def test_dropout_draws_again():
 
 def test_few_kinds_are_remembered(monkeypatch):
     most = 20
-    monkeypatch.setattr(kinds._known, "_max_size", most)
+    monkeypatch.setattr(plan_cache._plans, "_max_size", most)
     q = rows(1, HEADS, 1, DIM)
     for n in range(1, most + 50):
         attend(q, rows(1, HEADS, n, DIM), rows(1, HEADS, n, DIM))

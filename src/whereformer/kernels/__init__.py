@@ -14,8 +14,8 @@ from .backend_choice import BACKENDS, BackendChoice, choose_backend, explain_cho
 from .bounded_cache import remember
 from .call import Call, LogSums
 from .dropout import draw_seed
-from .kinds import FirstCall, attend_again, kind_of
 from .make_call import CallOptions, SequenceOptions, make_call, shows_options
+from .plan_cache import StepRecorder, attend_from_cache, make_signature
 from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
@@ -162,15 +162,15 @@ def attention(
             takes.
     """
     arguments = query, key, value, return_lse, backend, *options.values()
-    kind = kind_of(arguments, terms, tuple(options))
-    results = None if kind is None else attend_again(kind)
+    signature = make_signature(arguments, terms, tuple(options))
+    results = None if signature is None else attend_from_cache(signature)
     if results is None:
         _check_names("attention", options)
-        first = None if kind is None else FirstCall(kind)
-        call = make_call(query, key, value, terms, first, return_lse=return_lse, **options)
-        output, lse = _run(call, options.get("sinks"), backend, first)
+        recorder = None if signature is None else StepRecorder(signature)
+        call = make_call(query, key, value, terms, recorder, return_lse=return_lse, **options)
+        output, lse = _run(call, options.get("sinks"), backend, recorder)
     else:
-        output, lse = _finished(*results, options.get("sinks"))
+        output, lse = _add_sinks(*results, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 
@@ -226,29 +226,29 @@ def attention_varlen(
     return tuple(map(varlen.as_rows, results)) if isinstance(results, tuple) else varlen.as_rows(results)
 
 
-def _run(call: Call, sinks: Tensor | None, backend: str, first: FirstCall | None) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it.
+def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder | None) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by the requested backend; return the output, and the log-sum-exp if the call needs it.
 
-    It is remembered if it is the ``first`` of a kind.
+    The ``recorder`` of a first call caches its plan.
     """
     _check_backend(backend)
     chosen = choose_backend(call, backend)
     if chosen == "sdpa":
-        if first is not None:
-            first.remember(sdpa.Fused(call), [each for each in call.arguments() if isinstance(each, Tensor)])
+        if recorder is not None:
+            recorder.cache_plan(sdpa.SdpaPlan(call), [value for value in call.arguments() if isinstance(value, Tensor)])
         return sdpa.attend(call), None
     if call.dropout_p:
-        with first or nullcontext():
+        with recorder or nullcontext():
             call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
-    output, lse = _OPERATORS[chosen].attend(call, first)
-    return _finished(output, lse, sinks)
+    output, lse = _OPERATORS[chosen].attend(call, recorder)
+    return _add_sinks(output, lse, sinks)
 
 
-def _finished(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return a backend's output and log-sum-exp, after adding sinks."""
+def _add_sinks(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Add the sinks to a backend's results; return the output and the log-sum-exp."""
     if sinks is not None and lse is not None:
         output, lse = add_sinks(output, lse, sinks)
     return output, None if lse is None else lse.sum(0)

@@ -1,4 +1,4 @@
-"""Backends as operators of torch, the one autograd function that they share, and plans for calls of one kind.
+"""Backends as operators of torch, the one autograd function that they share, and plans for repeated calls.
 
 A backend computes the equation of kernels/call.py and its gradients. Autograd, the compiler, transforms and modes see
 one operator for a forward and one for its backward. In eager code that only autograd watches, the functions behind the
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .bounded_cache import BoundedCache
 from .call import ARGUMENTS, AXES, GRADIENTS, Call, CallTemplate, LogSums
-from .kinds import FirstCall
+from .plan_cache import StepRecorder
 from .precision import without_autocast
 from .torch_private import apply_without_transforms, below_autograd
 from .tracing import is_eager, layouts_of
@@ -149,7 +149,7 @@ def _as_separate_objects(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _DispatchedPlan(Plan):
-    """Computes calls of a kind by a backend's operators."""
+    """Computes calls by a backend's operators."""
 
     def __init__(self, call: Call, operators: Operators) -> None:
         super().__init__(call, operators.backend)
@@ -231,16 +231,16 @@ class Operators:
         torch.library.register_autograd(f"whereformer::{backend.name}_backward", _no_second_derivative, lib=_library)
         _operators[backend.name] = self
 
-    def attend(self, call: Call, first: FirstCall | None = None) -> tuple[Tensor, LogSums | None]:
-        """Compute a call, and remember its plan if it is the ``first`` call of a kind."""
+    def attend(self, call: Call, recorder: StepRecorder | None = None) -> tuple[Tensor, LogSums | None]:
+        """Compute a call; the ``recorder`` of the first call with a signature caches its plan."""
         with without_autocast(call.value.device):
-            with first or nullcontext():
+            with recorder or nullcontext():
                 call = self.backend.adapt(call)
-            eager = first is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
+            eager = recorder is not None or is_eager(*[getattr(call, name) for name in GRADIENTS])
             plan, tensors = self.get_plan(call) if eager and call.value.device.type != "meta" else (None, [])
             if plan is not None:
-                if first is not None:
-                    first.remember(plan, tensors)
+                if recorder is not None:
+                    recorder.cache_plan(plan, tensors)
                 return plan.attend(tensors)
             output, _, lse = self.forward(*call.arguments())
         return output, lse if call.wants_lse else None

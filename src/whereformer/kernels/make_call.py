@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .call import TERMS, Call
-from .kinds import FirstCall
 from .merge_terms import merge_terms
+from .plan_cache import StepRecorder
 from .precision import as_autocast, without_autocast
 from .terms import (
     TABLES,
@@ -78,7 +78,7 @@ def make_call(
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
     value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
-    first: FirstCall | None = None,
+    recorder: StepRecorder | None = None,
     *,
     return_lse: bool = False,
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
@@ -99,7 +99,7 @@ def make_call(
     are sinks.
 
     Args:
-        first: what writes down how tensors are cast and merged, for later calls; None: nothing does.
+        recorder: records how tensors are cast and merged, for later calls with the same signature.
 
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
@@ -114,7 +114,7 @@ def make_call(
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = check_terms(terms)
     if query is not None and key is not None:
-        query, key, value = _check_content(query, key, value, first)
+        query, key, value = _check_content(query, key, value, recorder)
         _, heads, n_q, head_dim = query.shape
     else:
         n_q, head_dim = _length_without_content(terms, scale, softcap, query_positions, n_k), value_dim
@@ -128,7 +128,7 @@ def make_call(
         softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
     by_default = right_aligned(n_q, n_k)
-    with first or nullcontext():  # which may read numbers
+    with recorder or nullcontext():  # which may read numbers
         queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
         keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
     _check_documents(query_documents, key_documents, batch, n_q, n_k, device)
@@ -139,7 +139,7 @@ def make_call(
     low, high = _offset_limits(causal, sides, queries, keys)
     merged = _NO_TERMS
     if len(terms) > 0:
-        with without_autocast(value.device), first or nullcontext():
+        with without_autocast(value.device), recorder or nullcontext():
             terms, queries, keys, step = _without_steps(terms, queries, keys)
             low, high = None if low is None else -(-low // step), None if high is None else high // step
             merged = merge_terms(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
@@ -179,14 +179,16 @@ def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, p
     return positions.length if isinstance(positions, Positions) else n_k
 
 
-def _check_content(query: Tensor, key: Tensor, value: Tensor, first: FirstCall | None) -> tuple[Tensor, Tensor, Tensor]:
+def _check_content(
+    query: Tensor, key: Tensor, value: Tensor, recorder: StepRecorder | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value in one dtype."""
     batch, heads, n_k, _ = value.shape
     check_tensor("query", query, FLOATING, {"batch": batch, "heads": None, "n_q": None, "head_dim": None})
     sizes: dict[str, Size] = {"batch": batch, "heads": heads, "n_k": n_k, "head_dim": query.shape[3]}
     check_tensor("key", key, FLOATING, sizes, device=value.device)
     if not query.dtype == key.dtype == value.dtype:
-        with first or nullcontext():
+        with recorder or nullcontext():
             query, key, value = as_autocast(query, key, value)
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype != value.dtype:

@@ -1,4 +1,5 @@
-"""Torch's own attention, for calls without terms (the method acts on embeddings, or on query and key)."""
+"""The "sdpa" backend: torch's own attention, for calls without terms (the method acts on embeddings, or on query and
+key): ``softmax(scale * query @ key^T) @ value`` over the allowed pairs."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ from .terms import diagonal_of
 from .tracing import holds, is_plain
 
 
-class Fused(CallTemplate):
-    """Computes calls that differ in their tensors alone by torch's own attention."""
+class SdpaPlan(CallTemplate):
+    """Computes calls that differ only in their tensors by torch's own attention."""
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, None]:
         return attend(self.with_tensors(tensors)), None
 
 
 def attend(call: Call) -> Tensor:
-    """Compute attention by ``scaled_dot_product_attention``; rows that may not attend to anything are zeros."""
+    """Compute attention by ``scaled_dot_product_attention``; a row without an allowed pair is zeros."""
     query, key, value, n_q, n_k = call.query, call.key, call.value, call.n_q, call.n_k
     assert query is not None
     assert key is not None
