@@ -79,7 +79,7 @@ class Case:
     needs: tuple[int, ...] = ()  # the tensors without a gradient
     d_out: str = "random"
     autocast: bool = False
-    block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
+    block_scores: int = blockwise.MAX_BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
@@ -164,7 +164,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         needs=needs,
         d_out=one_of("random", "random", "ones", "transposed"),
         autocast=chance(0.12),
-        block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
+        block_scores=one_of(blockwise.MAX_BLOCK_SCORES, 2**12, 1),
     )
     return _draw_options(rng, case)
 
@@ -473,7 +473,7 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 def results(built: Built, backend: str) -> dict[str, Tensor]:
     """A backend's output and gradients, by name."""
     case = built.case
-    with mock.patch.object(blockwise, "BLOCK_SCORES", case.block_scores):
+    with mock.patch.object(blockwise, "MAX_BLOCK_SCORES", case.block_scores):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             outs = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
         outs = outs if case.lse else (outs,)

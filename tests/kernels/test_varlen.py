@@ -208,7 +208,7 @@ def rows(n=4, heads=2, dim=3):
 WRONG = {
     "begins elsewhere": (
         {"cu_seqlens_q": seqlens([4]) + 1},
-        "cu_seqlens_q: expected numbers from 0 to 4, the rows of query, that never fall, got [1, 5]",
+        "cu_seqlens_q: expected non-decreasing integers from 0 to 4 (the rows of query), got [1, 5]",
     ),
     "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
     "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
@@ -270,7 +270,7 @@ def test_triton_knows_positions_where_offsets_are_those_of_the_row():
     positions = torch.arange(20)
 
     def known(cu_seqlens_k=None, affine=True, **options):
-        *_, given = varlen.as_documents(*rows, (), lengths, cu_seqlens_k, options, affine)
+        *_, given = varlen.pack_sequences(*rows, (), lengths, cu_seqlens_k, options, affine)
         assert torch.equal(given["query_documents"], (positions >= 7).long().unsqueeze(0))
         return "key_positions" not in given
 

@@ -218,12 +218,12 @@ def attention_varlen(
     """
     _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    query, key, value, terms, documents = varlen.as_documents(
+    query, key, value, terms, documents = varlen.pack_sequences(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
     )
     documents |= {"return_lse": return_lse, "backend": backend}
     results: Any = attention(query, key, value, terms, **documents)
-    return tuple(map(varlen.as_rows, results)) if isinstance(results, tuple) else varlen.as_rows(results)
+    return tuple(map(varlen.unpack_output, results)) if isinstance(results, tuple) else varlen.unpack_output(results)
 
 
 def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder | None) -> tuple[Tensor, Tensor | None]:

@@ -19,7 +19,7 @@ from .call import ARGUMENTS, AXES, GRADIENTS, Call, CallTemplate, LogSums
 from .plan_cache import StepRecorder
 from .precision import without_autocast
 from .torch_private import apply_without_transforms, below_autograd
-from .tracing import is_eager, layouts_of
+from .tracing import is_eager, tensor_layouts
 
 ForwardOutputs: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
 """The output, the buffer of the :class:`ForwardState`, and ``LogSums``; the last are None if the call needs none."""
@@ -112,7 +112,7 @@ class Plan(CallTemplate):
         """Return the gradients of tensors that need one."""
         all_tensors = [*tensors, *(tensor for tensor in inputs if tensor is not None)]
         # Hooks on saved tensors may bring them back with other strides, or elsewhere, and so may a new ``tensor.data``.
-        layouts = layouts_of(all_tensors)
+        layouts = tensor_layouts(all_tensors)
         if layouts is None:  # the dispatcher writes the numbers of such tensors into memory
             dispatched = _DispatchedPlan(self.with_tensors(tensors), _operators[self.backend.name])
             return dispatched.backward(tensors, needs, inputs)
@@ -249,7 +249,7 @@ class Operators:
         """Return the plan of a call, or None if its tensors' memory does not have their numbers; and its tensors."""
         arguments = call.arguments()
         tensors = [value for value in arguments if isinstance(value, Tensor)]
-        layouts = layouts_of(tensors)
+        layouts = tensor_layouts(tensors)
         if layouts is None:
             return None, tensors
         has_tensor = tuple([isinstance(value, Tensor) for value in arguments[: len(AXES)]])

@@ -13,7 +13,7 @@ import torch
 from . import native
 from .call import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
-from .torch_private import derivatives, forward_mode
+from .torch_private import count_derivatives, is_forward_mode
 from .tracing import is_plain
 from .triton import launch as triton
 
@@ -56,8 +56,8 @@ def choose_backend(call: Call, backend: str, device: torch.device | None = None)
         return _choose_auto(call, device)[0]
     if reason := _unsupported_reason(backend, call, device):
         raise ValueError(f"backend: {backend!r} {reason}; use backend='blockwise'")
-    if backend != "reference" and derivatives():
-        kind = "forward-mode derivative" if forward_mode() else "derivative for torch.func"
+    if backend != "reference" and count_derivatives():
+        kind = "forward-mode derivative" if is_forward_mode() else "derivative for torch.func"
         raise ValueError(f"backend: {backend!r} has no {kind}; use backend='reference'")
     return backend
 
@@ -79,7 +79,7 @@ def _choose_auto(call: Call, device: torch.device) -> tuple[str, str]:
     if torch.compiler.is_exporting():
         return "reference", "other programs know its operations"
     on_cpu = device.type == "cpu"
-    num_derivatives = derivatives()
+    num_derivatives = count_derivatives()
     if num_derivatives > 1:
         return "reference", "only the reference has forward-mode and second derivatives"
     not_native = _unsupported_reason("native", call, device)

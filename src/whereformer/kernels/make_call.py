@@ -26,12 +26,12 @@ from .terms import (
     Term,
     allowed_span,
     as_int,
-    diagonal_of,
+    causal_diagonal,
+    default_positions,
     offset_range,
     offset_step,
-    right_aligned,
 )
-from .tracing import are_numbers, can_look, holds
+from .tracing import are_static, can_read, is_known_true
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Integer
@@ -127,7 +127,7 @@ def make_call(
     if softcap is not None:
         softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
-    by_default = right_aligned(n_q, n_k)
+    by_default = default_positions(n_q, n_k)
     with recorder or nullcontext():  # which may read numbers
         queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
         keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
@@ -268,10 +268,10 @@ def _offset_limits(
     occurs, as far as one can tell without reading explicit positions."""
     before, after = window
     if causal:
-        diagonal, n_k = diagonal_of(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
-        after = 0 if diagonal is None or not holds(diagonal >= n_k - 1) else None
+        diagonal, n_k = causal_diagonal(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
+        after = 0 if diagonal is None or not is_known_true(diagonal >= n_k - 1) else None
     span = None if before is None and after is None else offset_range(queries, keys)
-    if span is not None and are_numbers(*span):
+    if span is not None and are_static(*span):
         before = None if before is None or before >= -span[0] else before
         after = None if after is None or after >= span[1] else after
     return None if before is None else -before, after
@@ -422,6 +422,6 @@ def _check_positions(
         return positions
     if any(isinstance(term, TABLES) for term in terms):
         raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
-    if can_look(positions) and not bool(positions.isfinite().all()):
+    if can_read(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions.detach() if positions.requires_grad else positions

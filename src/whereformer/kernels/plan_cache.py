@@ -20,8 +20,8 @@ from .bounded_cache import BoundedCache
 from .call import CallTemplate, LogSums
 from .precision import without_autocast
 from .terms import Positions
-from .torch_private import leaves, observed
-from .tracing import layouts_of
+from .torch_private import flatten_tree, has_active_mode
+from .tracing import tensor_layouts
 
 _TENSOR_TYPES = frozenset({Tensor, nn.Parameter})
 _ARGUMENT_TYPES = _TENSOR_TYPES | {type(None), bool, int, float, str, type, tuple, Positions}
@@ -76,7 +76,7 @@ def make_signature(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...
         terms: the call's terms.
         names: the names of the last arguments.
     """
-    if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or observed():
+    if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or has_active_mode():
         return None
     for term in terms:
         arguments += (type(term), *getattr(term, "__dict__", {}).values())
@@ -90,7 +90,7 @@ def make_signature(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...
     if not _ARGUMENT_TYPES.issuperset(types):
         return None
     tensors = [value for value in arguments if type(value) in _TENSOR_TYPES]
-    layouts = layouts_of(tensors)
+    layouts = tensor_layouts(tensors)
     if not tensors or layouts is None:
         return None
     device = tensors[0].device.type
@@ -157,7 +157,7 @@ class StepRecorder(TorchFunctionMode):
         result = function(*args, **options)
         if isinstance(result, Tensor) and id(result) not in self._indices:
             self._steps.append(_make_step(function, self._with_indices(list(args)), options))
-            self._can_replay &= not any(isinstance(value, Tensor) for value in leaves(options))
+            self._can_replay &= not any(isinstance(value, Tensor) for value in flatten_tree(options))
             self._indices[id(result)] = _TensorIndex(len(self._tensors))
             self._tensors.append(result)
         else:

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from .call import Call, CallTemplate
-from .terms import diagonal_of
-from .tracing import holds, is_plain
+from .terms import causal_diagonal
+from .tracing import is_known_true, is_plain
 
 
 class SdpaPlan(CallTemplate):
@@ -29,8 +29,8 @@ def attend(call: Call) -> Tensor:
         if not call.limits_offsets:
             return _attend(call, query, key, value)
         # torch masks before it multiplies by the scale, so only a positive scale preserves -inf.
-        diagonal = diagonal_of(*call.positions()) if call.scale > 0 else None
-        if diagonal is not None and holds(diagonal == 0):
+        diagonal = causal_diagonal(*call.positions()) if call.scale > 0 else None
+        if diagonal is not None and is_known_true(diagonal == 0):
             # torch's own flag aligns queries to the left.
             return _attend(call, query, key, value, causal=True)
         if diagonal is not None and query.device.type != "cpu" and is_plain(query) and 0 <= diagonal == n_k - n_q:
@@ -46,7 +46,7 @@ def attend(call: Call) -> Tensor:
 def _attend(
     call: Call, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
 ) -> Tensor:
-    grouped = holds(call.heads != call.value.shape[1])
+    grouped = is_known_true(call.heads != call.value.shape[1])
     return functional.scaled_dot_product_attention(
         query, key, value, mask, call.dropout_p, is_causal=causal, scale=call.scale, enable_gqa=grouped
     )

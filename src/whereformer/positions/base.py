@@ -30,7 +30,7 @@ from ..kernels.terms import (
     offsets_between,
     position_values,
 )
-from ..kernels.tracing import are_numbers, can_look
+from ..kernels.tracing import are_static, can_read
 from .site import Site
 from .tables import Sources
 
@@ -413,7 +413,7 @@ class PositionMethod(nn.Module):
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
         wrong_dtype = positions.is_complex() or positions.dtype is torch.bool
-        if wrong_dtype or (can_look(positions) and not positions.isfinite().all()):
+        if wrong_dtype or (can_read(positions) and not positions.isfinite().all()):
             raise InputError(name, f"expected finite numbers, got {shown(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             expected = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
@@ -643,7 +643,7 @@ def offset_span(
     span = offset_range(query_positions, key_positions)
     if span is not None:
         first, last = span
-        if reach is not None and not are_numbers(first, last):
+        if reach is not None and not are_static(first, last):
             # A compiled program for any length has the same table for all lengths.
             return -reach, reach
         if reach is not None:
@@ -719,7 +719,7 @@ def table_rows(
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs integer positions, got {positions.dtype}")
     positions = position_values(positions, device)
-    if can_look(positions) and positions.numel():
+    if can_read(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < min_position or high >= num_rows:
             raise out_of_range(name, num_rows, low if low < 0 else high)

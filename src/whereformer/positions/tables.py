@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..kernels.bounded_cache import BoundedCache
 from ..kernels.precision import autocast_dtype
-from ..kernels.torch_private import version_of
+from ..kernels.torch_private import get_version
 from ..kernels.tracing import is_eager
 
 Result = TypeVar("Result")
@@ -72,7 +72,7 @@ class Sources:
             return
         self._memory, self._tensors = memory, tensors
         versions = [
-            (tensor.data_ptr(), version_of(tensor), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors
+            (tensor.data_ptr(), get_version(tensor), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors
         ]
         self._state = (torch.is_inference_mode_enabled(), autocast_dtype(tensors[0].device), *versions)
 

@@ -17,8 +17,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...kernels import Positions
-from ...kernels.tracing import can_look
-from ...kernels.varlen import PACKED, packed_texts
+from ...kernels.tracing import can_read
+from ...kernels.varlen import PACKED, packed_document_ids
 from ...positions import PositionMethod, Site
 from ...positions.none import NoPosition
 from ..inputs import CACHE
@@ -56,14 +56,14 @@ class StackForward:
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
 
-    def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
-        """Return the result of :func:`.packed_texts`, or else the texts by positions.
+    def packed_document_ids(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
+        """Return the result of :func:`.packed_document_ids`, or else the texts by positions.
 
         Layers that get the same ends get the same tensor.
         """
         ends = options.get("cu_seq_lens_q")
         if ends is None or self.texts[0] is not ends or n_q != n_k:
-            self.texts = ends, packed_texts(options, query, n_q, n_k)
+            self.texts = ends, packed_document_ids(options, query, n_q, n_k)
         documents = self.documents
         if self.texts[1] is None and documents is not None and n_q == n_k == documents.shape[1]:
             return documents
@@ -195,7 +195,7 @@ class Start:
         documents = texts_by_positions(torch.atleast_2d(positions), real)
         if documents is None:
             return None
-        if can_look(documents):
+        if can_read(documents):
             kind = type(self.stack).__name__
             if not self.separates_texts:
                 raise InputError(

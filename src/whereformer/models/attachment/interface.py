@@ -128,7 +128,7 @@ def requested(
     else:
         asked = RequestedMask(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    documents = (layer.forward if layer else varlen).packed_texts(options, query, query.shape[2], n_k)
+    documents = (layer.forward if layer else varlen).packed_document_ids(options, query, query.shape[2], n_k)
     return asked if documents is None else asked._replace(documents=documents)
 
 
