@@ -44,16 +44,16 @@ CASES = [
     ({"key": zeros(B, H, N_K, D).to("meta")}, ValueError, r"key: expected the value's device cpu, got meta"),
     ({"key": None}, ValueError, r"query and key: give both, or neither"),
     *(
-        ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; attention_varlen takes seq")
+        ({"value": nested}, TypeError, r"value: expected a dense tensor, got a nested one; use attention_varlen")
         for nested in NESTED
     ),
     # options
     ({"key_mask": zeros(B, N_K)}, TypeError, r"key_mask: expected .*bool.* True = may be attended, got torch.float32"),
     ({"key_mask": zeros(N_K).bool()}, ValueError, r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)"),
     ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number from 0 to 0.999999, got 1.0"),
-    ({"window": (3, -2)}, ValueError, r"window: expected a whole number of at least 0, .* got \(3, -2\)"),
-    ({"window": 1.5}, ValueError, r"window: expected a whole number of at least 0, .* got 1.5"),
-    ({"window": (3,)}, ValueError, r"window: expected a whole number of at least 0, or two .* got \(3,\)"),
+    ({"window": (3, -2)}, ValueError, r"window: expected an integer of at least 0, .* got \(3, -2\)"),
+    ({"window": 1.5}, ValueError, r"window: expected an integer of at least 0, .* got 1.5"),
+    ({"window": (3,)}, ValueError, r"window: expected an integer of at least 0, or two .* got \(3,\)"),
     ({"return_lse": "no"}, TypeError, r"return_lse: expected True or False, got 'no'"),
     ({"causal": 1}, TypeError, r"causal: expected True or False, got 1"),
     ({"softcap": 0}, ValueError, r"softcap: expected a number from 1e-30 to 1e\+30, got 0"),
@@ -83,7 +83,7 @@ CASES = [
     (
         {"key_positions": zeros(6), "terms": [OffsetBias(zeros(H, 1), 0)]},
         TypeError,
-        r"key_positions: .*whole positions, got torch.float32",
+        r"key_positions: .*integer positions, got torch.float32",
     ),
     # documents
     ({"query_documents": zeros(B, N_Q).long()}, ValueError, r"query_documents and key_documents: give both or neither"),

@@ -218,7 +218,7 @@ WRONG = {
     ),
     "fractions": (
         {"cu_seqlens_q": seqlens([4]).float()},
-        "cu_seqlens_q: expected a tensor of whole numbers, got torch.float32",
+        "cu_seqlens_q: expected an integer tensor, got torch.float32",
     ),
     "other numbers of sequences": (
         {"cu_seqlens_k": seqlens([1, 1, 2])},

@@ -87,7 +87,7 @@ def _reachable_keys(call: Call, rows: range) -> range:
 
 
 def _rows_per_block(call: Call) -> int:
-    """Return the number of queries of a block, with which its memory is O(n) and its time falls with the window."""
+    """Return the number of queries per block, so that its memory is O(n) and its time falls with the window."""
     queries, keys = call.positions()
     low, high = call.min_offset, call.max_offset
     reach, max_rows = call.n_k, call.n_q

@@ -141,8 +141,8 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
     """Multiply rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
     if table.shape[0] > 1:
         return rows @ table.mT
-    # A table that heads share needs one product instead of one per item and head, and so does its gradient. The heads of
-    # a token are usually next to each other in the memory of queries.
+    # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's
+    # heads are usually next to each other in the memory of queries.
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 

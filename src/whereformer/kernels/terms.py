@@ -134,7 +134,7 @@ def offset_step(query_positions: Positions, key_positions: Positions) -> int:
 
 
 def causal_diagonal(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
-    """Return the d with which causality allows query i exactly the keys j <= i + d; None if no number does."""
+    """Return the d such that causality allows query i exactly the keys j <= i + d; None if no number does."""
     queries, keys = query_positions, key_positions
     if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         return None

@@ -28,8 +28,8 @@ def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
     """Return the dtypes, sizes, strides, devices and alignments of tensors, which decide a kernel's arguments except
     addresses.
 
-    The result is None if the memory of a tensor does not have its numbers: a part of a conjugate has the other sign
-    there, and the zeros of forward-mode differentiation, tensors on "meta" and sparse tensors have no such memory.
+    The result is None if the memory of a tensor does not have its numbers in rows: a part of a conjugate has the other
+    sign there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.
     """
     layouts = []
     try:

@@ -1,7 +1,7 @@
 """Sequences of different lengths without padding, from ``attention_varlen`` or collators, as packed documents.
 
-A query at row i of a packed row attends to the keys of its own document: ``softmax`` runs over the keys j with
-``document_j = document_i``, and offsets are between positions in the document.
+Query i of a packed row attends only to the keys j with ``document_j = document_i``, and offsets are between positions
+within the document.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .terms import TABLES, Term
 from .tracing import can_read
 
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""The arguments in which transformers' collators pass where the documents of packed rows begin."""
+"""The arguments of transformers' collators that say where the documents of packed rows begin."""
 
 
 def pack_sequences(

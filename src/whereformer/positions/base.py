@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import InputError, shown
 from ..kernels import attention
-from ..kernels.make_call import shows_options
+from ..kernels.make_call import SoftmaxOptions, show_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -151,11 +151,6 @@ class ModelShape:
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
 
-_SITE_OPTIONS = {
-    "query_positions", "key_positions", "key_mask", "causal", "window", "scale", "query_documents", "key_documents",
-}  # fmt: skip
-"""The arguments of ``attention`` that a site has."""
-
 _HOOKS = {
     "embed": ("embeddings",),
     "transform_qkv": ("queries", "keys"),
@@ -265,7 +260,7 @@ class PositionMethod(nn.Module):
         """Whether the method does anything in :meth:`attend`, in one layer or, if None, in any layer."""
         return any(method.acts_on - {"embeddings"} for method in self.components(layer))
 
-    @shows_options(attention, without=_SITE_OPTIONS)
+    @show_options(SoftmaxOptions)
     def attend(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
@@ -277,7 +272,7 @@ class PositionMethod(nn.Module):
         *,
         return_lse: bool = False,
         backend: str = "auto",
-        **options: Any,
+        **options: Unpack[SoftmaxOptions],
     ) -> Any:
         """Run attention with the method: all its hooks in a layer except ``embed``, then :func:`whereformer.attention`.
 
@@ -311,8 +306,8 @@ class PositionMethod(nn.Module):
             self._warn_missing_embed()
         query, key, value, method_terms = self.apply_hooks(hidden, query, key, value, site)
         site_options: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
-        options |= {"return_lse": return_lse, "backend": backend}
-        return attention(query, key, value, (*method_terms, *terms), **site_options, **options)
+        other_options: dict[str, Any] = {**options, "return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*method_terms, *terms), **site_options, **other_options)
 
     def apply_hooks(
         self,

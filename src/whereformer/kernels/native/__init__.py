@@ -309,7 +309,7 @@ class Native(Backend):
         return None
 
     def new_buffer(self, call: Call) -> Tensor:
-        return call.forward_state(2).whole
+        return call.forward_state(2).buffer
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         if _is_empty(call):
