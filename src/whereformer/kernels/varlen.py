@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from .make_call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
+from .make_call import FLOATING, NUMBERS, INTEGER, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_read
 
@@ -101,7 +101,7 @@ def _pack_rows(name: str, rows: Tensor) -> Tensor:
 
 def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
     """Check where sequences begin, unless reading that would stall a device."""
-    check_tensor(name, cu_seqlens, WHOLE, {"number of sequences + 1": None}, device=value.device)
+    check_tensor(name, cu_seqlens, INTEGER, {"number of sequences + 1": None}, device=value.device)
     if can_read(cu_seqlens) and (
         (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
     ):
@@ -125,7 +125,7 @@ def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: 
     """
     query_ends, key_ends, seq_idx = (inputs.get(name) for name in PACKED)
     if seq_idx is not None:
-        check_tensor("seq_idx", seq_idx, WHOLE, {"batch": None, "n": None})
+        check_tensor("seq_idx", seq_idx, INTEGER, {"batch": None, "n": None})
     if query_ends is None and key_ends is not None:
         raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
     ids = seq_idx
