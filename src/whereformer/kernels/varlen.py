@@ -132,9 +132,9 @@ def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: 
     if query_ends is not None:
         check_seqlens("cu_seq_lens_q", query_ends, "input_ids", n_k, like)
         ids = _find_sequences(torch.arange(n_k, device=query_ends.device), query_ends)[None]
-        differ = key_ends is not None and key_ends is not query_ends and can_read(query_ends)
-        if differ and not torch.equal(query_ends, key_ends):
-            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {shown(key_ends)}")
+        other_ends = None if key_ends is query_ends else key_ends
+        if other_ends is not None and can_read(query_ends) and not torch.equal(query_ends, other_ends):
+            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {shown(other_ends)}")
         if seq_idx is not None and can_read(seq_idx) and not torch.equal(seq_idx.diff() != 0, ids.diff() != 0):
             raise InputError("seq_idx", "expected the documents of cu_seq_lens_q, got others")
     if ids is not None and (n_q != n_k or ids.shape != (len(like), n_k)):
