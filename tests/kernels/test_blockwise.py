@@ -118,7 +118,7 @@ def test_tables_far_apart_take_no_memory_for_what_lies_between(fast):
     "options",
     [
         {"causal": True},
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ({}, {"query_positions": Positions(0, 2, 700)})),
+        *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"query_positions": Positions(0, 2, 700)})),
     ],
     ids=str,
 )
@@ -233,10 +233,10 @@ def test_gradients_of_dense_biases_that_a_batch_shares_are_summed_in_float32(fas
     d_out = output_gradient(inputs[0]).bfloat16()
     out = attention(*inputs, [DenseBias(scores)], backend=fast)
     expected = attention(*(tensor.double() for tensor in inputs), [DenseBias(exact)], backend="reference")
-    (found,) = torch.autograd.grad(out, scores, d_out)
+    (gradient,) = torch.autograd.grad(out, scores, d_out)
     (truth,) = torch.autograd.grad(expected, exact, d_out.double())
     # Rounded once where it is stored, and what rounding of the output does to delta.
-    assert error(found, truth) <= 2 * torch.finfo(torch.bfloat16).eps
+    assert error(gradient, truth) <= 2 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("length", [20, 300])

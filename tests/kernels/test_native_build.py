@@ -50,21 +50,22 @@ def _no_flags_of_the_user(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def sources(tmp_path):
-    folder = tmp_path / "sources"
+def write_sources(folder):
     folder.mkdir()
     (folder / "attention.cpp").write_text(ATTENTION)
     (folder / "library.cpp").write_text(LEVELS + LIBRARY)
     return folder
 
 
+@pytest.fixture
+def sources(tmp_path):
+    return write_sources(tmp_path / "sources")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Sources and the library that was built from them, which no test may change."""
-    folder = tmp_path_factory.mktemp("built")
-    (folder / "attention.cpp").write_text(ATTENTION)
-    (folder / "library.cpp").write_text(LEVELS + LIBRARY)
+    folder = write_sources(tmp_path_factory.mktemp("built") / "sources")
     build.build(folder, folder / "_native.so")
     return folder
 
@@ -154,9 +155,9 @@ def test_sources_with_an_error_leave_the_older_library(copied):
     target = copied / "_native.so"
     before = target.read_bytes()
     (copied / "library.cpp").write_text("int f() { return unknown; }\n")
-    told = attempt(copied, target)
-    assert "library.cpp:1:" in told
-    assert str(copied) not in told
+    message = attempt(copied, target)
+    assert "library.cpp:1:" in message
+    assert str(copied) not in message
     assert target.read_bytes() == before
     assert find_library(copied, target, {}) == f"was built from other sources{AND_BUILD}"
 
@@ -189,16 +190,16 @@ def test_which_library_is_used(copied):
     target = copied / "_native.so"
     native = find_library(copied, target, {"WHEREFORMER_TEST_LEVEL": "base"})
     assert native.level == "base"
-    found = find_library(copied, target, {"WHEREFORMER_TEST_LEVEL": "sse"})
-    assert found == f"cannot use WHEREFORMER_TEST_LEVEL=sse: the library has {', '.join(native.levels)}"
+    problem = find_library(copied, target, {"WHEREFORMER_TEST_LEVEL": "sse"})
+    assert problem == f"cannot use WHEREFORMER_TEST_LEVEL=sse: the library has {', '.join(native.levels)}"
     assert find_library(copied, target, {"WHEREFORMER_NATIVE": "0"}) == "is switched off by WHEREFORMER_NATIVE=0"
     assert find_library(copied, copied / "other.so", {}) == f"is not built{AND_BUILD}"
     (copied / "attention.cpp").write_text("// changed\n")
     assert find_library(copied, target, {}) == f"was built from other sources{AND_BUILD}"
 
 
-def change(content, at, new):
-    return content[:at] + new + content[at + len(new) :]
+def change(content, start, new):
+    return content[:start] + new + content[start + len(new) :]
 
 
 DAMAGED = {
@@ -215,11 +216,8 @@ def test_a_library_that_cannot_be_loaded(kind, copied):
     damage, expected = DAMAGED[kind]
     target = copied / "_native.so"
     target.write_bytes(damage(target.read_bytes()))
-    found = find_library(copied, target, {})
-    assert isinstance(found, str)
-    assert found.startswith("cannot be loaded: ")
-    assert "\n" not in found
-    assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", found), found
+    problem = find_library(copied, target, {})
+    assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", problem), problem
 
 
 ALL = tuple(build.LEVELS)
@@ -258,9 +256,8 @@ def show(monkeypatch, capsys, *arguments):
 
 @needs_compiler
 def test_the_command_says_what_is_used(built, monkeypatch, capsys):
-    monkeypatch.setattr(
-        library, "_library", find_library(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"})
-    )
+    loaded = find_library(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"})
+    monkeypatch.setattr(library, "_library", loaded)
     code, printed = show(monkeypatch, capsys)
     assert code == 0
     assert printed.out.startswith("used: base, ")

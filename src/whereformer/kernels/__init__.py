@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import blockwise, native, reference, sdpa, varlen
-from .backend_choice import BACKENDS, BackendChoice, choose_backend, explain_choice
+from . import reference, sdpa, varlen
+from .backend_choice import BACKENDS, OPERATORS, BackendChoice, choose_backend, explain_choice
 from .bounded_cache import remember
 from .call import Call, LogSums
 from .dropout import draw_seed
@@ -30,7 +30,6 @@ from .terms import (
     PositionsLike,
     Term,
 )
-from .triton import launch as triton
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer
@@ -245,7 +244,7 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
         return output, None if lse is None else lse.sum(0)
-    output, lse = _OPERATORS[chosen].attend(call, recorder)
+    output, lse = OPERATORS[chosen].attend(call, recorder)
     return _add_sinks(output, lse, sinks)
 
 
@@ -254,9 +253,6 @@ def _add_sinks(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tup
     if sinks is not None and lse is not None:
         output, lse = add_sinks(output, lse, sinks)
     return output, None if lse is None else lse.sum(0)
-
-
-_OPERATORS = {"blockwise": blockwise.operators, "native": native.operators, "triton": triton.operators}
 
 
 @show_options(CallOptions)

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 
 import torch
 
-from . import native
+from . import blockwise, native
 from .call import GRADIENTS, TERMS, Call
 from .precision import autocast_dtype
 from .torch_private import count_derivatives, is_forward_mode
 from .tracing import is_plain
 from .triton import launch as triton
 
-BACKENDS = ("auto", "reference", "blockwise", "native", "triton")
+OPERATORS = {
+    operators.backend.name: operators for operators in (blockwise.operators, native.operators, triton.operators)
+}
+"""The operators of every backend that has some, by its name."""
+
+BACKENDS = ("auto", "reference", *OPERATORS)
+"""The values of the argument ``backend``."""
 
 
 @dataclass(frozen=True)
@@ -106,9 +112,9 @@ def _choose_auto(call: Call, device: torch.device) -> tuple[str, str]:
 
 def _unsupported_reason(name: str, call: Call, device: torch.device) -> str | None:
     """Return why a backend does not support the call on that device; None if it does."""
-    backend = {"triton": triton.backend, "native": native.backend}.get(name)
-    if backend is None:
+    if name not in OPERATORS:
         return None
+    backend = OPERATORS[name].backend
     inputs = [field for field in GRADIENTS if getattr(call, field) is not None]
     unknown = [field for field in inputs if field not in backend.supported_inputs]
     return backend.unsupported_reason(call, device) or (f"does not support {unknown[0]}" if unknown else None)

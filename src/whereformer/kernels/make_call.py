@@ -89,7 +89,7 @@ class CallOptions(PositionOptions, MaskOptions, SoftmaxOptions):
     result."""
 
 
-_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
+_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0] * len(TABLES)}
 
 
 def make_call(

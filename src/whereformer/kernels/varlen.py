@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, shown
-from .make_call import FLOATING, NUMBERS, INTEGER, check_tensor, check_terms
+from .make_call import FLOATING, INTEGER, NUMBERS, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_read
 

@@ -81,12 +81,12 @@ FAULTS = {
 }
 
 
-def plant(monkeypatch, function, part, other):
+def plant(monkeypatch, function, part, replacement):
     """Give a function the code of a source in which a part is another."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(part) == 1
     namespace = dict(function.__globals__)
-    exec("from __future__ import annotations\n" + source.replace(part, other), namespace)
+    exec("from __future__ import annotations\n" + source.replace(part, replacement), namespace)
     monkeypatch.setattr(function, "__code__", namespace[function.__name__].__code__)
 
 

@@ -27,10 +27,10 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
 INPUTS = (
-    *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),
-    *("query_factors", "key_factors", "query_levels", "key_levels", "dense"),
+    *("query", "key", "value", "bias", "key_table", "query_table", "value_table", "key_table_factors"),
+    *("query_table_factors", "query_factors", "key_factors", "query_levels", "key_levels", "dense"),
 )
-"""All inputs that have gradients, in their order in the struct."""
+"""The inputs that the kernel knows, in their order in the struct."""
 
 STRIDED = ("query", "key", "value", "dense")
 """The inputs whose gradients have strides in the struct. All other gradients are contiguous."""
