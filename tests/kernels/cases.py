@@ -19,8 +19,8 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import native
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.call import GRADIENTS
+from whereformer.kernels.make_call import make_call
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -31,7 +31,7 @@ SEED = 3  # of dropout
 def no_native():
     """Why the compiled kernel is missing here; None if it is not."""
     rows = torch.zeros(1, 1, 1, DIM)
-    return native.backend.why_not(make_call(rows, rows, rows), CPU)
+    return native.backend.unsupported_reason(make_call(rows, rows, rows), CPU)
 
 
 def need_native():

@@ -44,7 +44,7 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import blockwise
-from whereformer.kernels.choose import OPERATORS
+from whereformer.kernels.backend_choice import OPERATORS
 
 WAYS = ("blockwise in small blocks", *OPERATORS)
 

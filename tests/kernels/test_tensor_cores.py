@@ -11,7 +11,7 @@ from tests.kernels import tensor_cores
 from tests.kernels.cases import HEADS, check, content, need_triton, random
 from tests.kernels.rounding import ROUNDINGS
 from whereformer import OffsetBias
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton.blocks import precision_of
 
 UNIT = 2.0**-24

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..fields import TABLES, Call
+from ..call import TABLES, Call
 from ..terms import allowed_span
 from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
 
@@ -265,8 +265,8 @@ def pair_matrix(tensor: Tensor | None) -> PairMatrix:
 
 def inputs_of(call: Call, d_out: Tensor | None = None) -> Inputs:
     """Return the tensors that the call multiplies."""
-    query, key, value = row_matrix(call.query), row_matrix(call.key, call.shared), row_matrix(call.value, call.shared)
-    return Inputs(query, key, value, *map(row_matrix, (call.query_factors, call.key_factors, d_out)))
+    key, value = row_matrix(call.key, call.group_size), row_matrix(call.value, call.group_size)
+    return Inputs(row_matrix(call.query), key, value, *map(row_matrix, (call.query_factors, call.key_factors, d_out)))
 
 
 def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:
@@ -421,7 +421,7 @@ def parts_of(call: Call, size: int | None = None) -> Iterator[tuple[Call, range]
     seeds = call.seed if call.seed is None or call.seed.dim() else call.dropout_seeds()
     for first in range(0, n_q, size):
         rows = range(first, min(first + size, n_q))
-        part = call.part(rows)
+        part = call.select(rows)
         if seeds is not None:
             part = replace(part, seed=seeds[:, :, first : rows.stop].to(torch.int32).contiguous())
         yield part, rows

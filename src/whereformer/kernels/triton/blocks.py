@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..fields import Call
+from ..call import Call
 from . import available
 from .available import LARGEST_BLOCK as LARGEST_BLOCK
 

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import Call, Kept, LogSums, part_of
-from ..operators import Again, Backend, Given, Operators, Results
+from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
+from ..call import Call, ForwardState, LogSums, select_input
 from ..terms import position_values
 from . import available
 from .arguments import (
@@ -53,12 +53,12 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 class Triton(Backend):
     """What is kept of each row is its :class:`Norm`, in one number or two."""
 
-    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
+    name, supported_inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
 
-    def why_not(self, call: Call, device: torch.device) -> str | None:
-        return available.why_not(call, device)
+    def unsupported_reason(self, call: Call, device: torch.device) -> str | None:
+        return available.unsupported_reason(call, device)
 
-    def adapted(self, call: Call) -> Call:
+    def adapt(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
         if call.scale <= 0:
             # The kernels take the largest product of a row for that of its largest score.
@@ -69,59 +69,60 @@ class Triton(Backend):
             matter = call.limits_offsets or any(table is not None for table in call.tables)
             for name, positions in zip(("query_positions", "key_positions"), call.positions(), strict=True):
                 changes[name] = position_values(positions, call.value.device) if matter else None
-        if call.shared > 1 and any(each is not None for each in (call.key_factors, call.key_levels, call.query_table)):
+        per_head = call.key_factors, call.key_levels, call.query_table
+        if call.group_size > 1 and any(tensor is not None for tensor in per_head):
             # What else keys have differs from head to head.
-            changes["value"] = call.value.repeat_interleave(call.shared, 1)
-            changes["key"] = None if call.key is None else call.key.repeat_interleave(call.shared, 1)
+            changes["value"] = call.value.repeat_interleave(call.group_size, 1)
+            changes["key"] = None if call.key is None else call.key.repeat_interleave(call.group_size, 1)
         if call.query_table is not None and call.query_table_factors is None:
             # By the call's own scale, whatever its sign.
             key: Any = changes.get("key", call.key)
             changes["query_table_factors"] = key.float() * call.scale
         return replace(call, **changes) if changes else call
 
-    def new_kept(self, call: Call) -> Tensor:
-        return _kept(call).whole
+    def new_buffer(self, call: Call) -> Tensor:
+        return _forward_state(call).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         return record(lambda: self._forward(call), tensors)
 
     def backward(
-        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Again]:
-        return record(lambda: self._backward(call, given, needed), tensors)
+        self, call: Call, given: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Replay]:
+        return record(lambda: self._backward(call, given, grad_names), tensors)
 
-    def _forward(self, call: Call) -> Results:
-        kept = _kept(call)
-        if kept.output.numel() == 0 or call.n_k == 0:
-            kept.output.zero_()
-            kept.sums.fill_(math.inf)
+    def _forward(self, call: Call) -> ForwardOutputs:
+        state = _forward_state(call)
+        if state.output.numel() == 0 or call.n_k == 0:
+            state.output.zero_()
+            state.row_stats.fill_(math.inf)
         else:
             for part, rows in parts_of(call):
-                _fill(part, kept.part(rows))
-        return kept.output, kept.whole, _lse_of(kept.sums) if call.wants_lse else None
+                _fill(part, state.select(rows))
+        return state.output, state.buffer, _lse_of(state.row_stats) if call.wants_lse else None
 
-    def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
+    def _backward(self, call: Call, given: BackwardInputs, grad_names: Sequence[str]) -> list[Tensor]:
         d_output, d_lse, *results = given
-        gradients = {name: call.new_gradient(name) for name in needed}
+        gradients = {name: call.new_gradient(name) for name in grad_names}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
-        kept, parts = _kept(call, *results), list(parts_of(call))
+        state, parts = _forward_state(call, *results), list(parts_of(call))
         if len(parts) == 1:
-            return list(_Backward(call, kept, gradients, d_output, d_lse).run().values())
-        sums = {name: torch.zeros_like(gradient, dtype=call.wide) for name, gradient in gradients.items()}
+            return list(_Backward(call, state, gradients, d_output, d_lse).run().values())
+        sums = {name: torch.zeros_like(gradient, dtype=call.score_dtype) for name, gradient in gradients.items()}
         for part, rows in parts:
             some = slice(rows.start, rows.stop)
-            found = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
+            found = {name: torch.empty_like(part.new_gradient(name), dtype=call.score_dtype) for name in grad_names}
             of_part = d_output[:, :, some], None if d_lse is None else d_lse[:, :, some]
-            for name, gradient in _Backward(part, kept.part(rows), found, *of_part).run().items():
-                part_of(name, sums[name], rows).add_(gradient)
+            for name, gradient in _Backward(part, state.select(rows), found, *of_part).run().items():
+                select_input(name, sums[name], rows).add_(gradient)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()]
 
 
-def _kept(call: Call, *results: Tensor) -> Kept:
+def _forward_state(call: Call, *results: Tensor) -> ForwardState:
     """Allocate what a forward keeps, or find its parts in what it returned."""
     may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
-    return call.kept(2 if may_be_large else 1, *results)
+    return call.forward_state(2 if may_be_large else 1, *results)
 
 
 def _lse_of(norm: Tensor) -> LogSums:
@@ -135,7 +136,7 @@ def _lse_of(norm: Tensor) -> LogSums:
 def _prepare(
     call: Call,
     pairs: PairRules,
-    kept: Kept | None = None,
+    state: ForwardState | None = None,
     d_out: Tensor | None = None,
     d_lse: Tensor | None = None,
 ) -> Tensor | None:
@@ -143,14 +144,15 @@ def _prepare(
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
-    delta = None if kept is None else kept.sums.new_empty_strided(kept.sums.shape[1:], kept.sums.stride()[1:])
+    stats = None if state is None else state.row_stats
+    delta = None if stats is None else stats.new_empty_strided(stats.shape[1:], stats.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
     if any(each is not None for each in (delta, seed, call.key_mask)):
         launch(
             prepare,
             call.value.shape[0] * call.heads * cdiv(call.n_q, PREPARED_ROWS),
-            row_matrix(None if kept is None else kept.output),
-            row_matrix(None if kept is None else kept.rounded_off),
+            row_matrix(None if state is None else state.output),
+            row_matrix(None if state is None else state.rounding_error),
             row_matrix(d_out),
             ToFill(delta, None if delta is None else delta.stride(1), d_lse, seed),
             pairs,
@@ -201,7 +203,7 @@ def _rows_of(table: Tensor) -> dict[str, int]:
     return {"ROWS": 64 if width <= 64 else 32 if width <= 128 else 16, "num_warps": 4 if width <= 64 else 8}
 
 
-def _fill(call: Call, kept: Kept) -> None:
+def _fill(call: Call, state: ForwardState) -> None:
     """Fill the output of a call and what is kept beside it."""
     from .jit.forward import forward
 
@@ -212,9 +214,9 @@ def _fill(call: Call, kept: Kept) -> None:
         forward,
         call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
         inputs_of(call),
-        row_matrix(kept.output),
-        row_matrix(kept.rounded_off),
-        norm_of(kept.sums),
+        row_matrix(state.output),
+        row_matrix(state.rounding_error),
+        norm_of(state.row_stats),
         table_matrix(call.value_table, call),
         sums["value_table"].rows if sums else None,
         _terms(call, None, sums),
@@ -258,18 +260,18 @@ class _Backward:
     """One backward pass, which fills ``gradients``."""
 
     def __init__(
-        self, call: Call, kept: Kept, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None
+        self, call: Call, state: ForwardState, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None
     ) -> None:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.d_lse = None if d_lse is None else d_lse.float().contiguous()
-        self.kept, pairs = kept, pairs_of(call)
-        delta = _prepare(call, pairs, kept, self.d_out, self.d_lse)
+        self.state, pairs = state, pairs_of(call)
+        delta = _prepare(call, pairs, state, self.d_out, self.d_lse)
         has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
         if self.needs("bias") and has_diagonals(call) and not covers(call, call.first[0], gradients["bias"].shape[1]):
             has.append("bias")
         self.sums = {name: new_table_sums(call, name) for name in has}
-        self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)
+        self.first = inputs_of(call, self.d_out), norm_of(state.row_stats, delta)
         self.last = _terms(call, self.d_out, self.sums), pairs
         # Where the kernels put them: rows that all of the batch share have a gradient of each item.
         self.places = {
@@ -331,11 +333,11 @@ class _Backward:
         call, blocks, places = self.call, blocks_of("key", self.call), self.places
         launch(
             key_gradients,
-            self.programs // call.shared * cdiv(call.n_k, blocks.keys),
+            self.programs // call.group_size * cdiv(call.n_k, blocks.keys),
             *self.first,
             KeyGradients(
-                row_matrix(places.get("key"), shared=call.shared),
-                row_matrix(places.get("value"), shared=call.shared),
+                row_matrix(places.get("key"), shared=call.group_size),
+                row_matrix(places.get("value"), shared=call.group_size),
                 row_matrix(places.get("key_factors")),
                 level_matrix(places.get("key_levels")),
                 self.sums.get("query_table", TableSums(None, None)),
@@ -358,7 +360,7 @@ class _Backward:
             some = slice(rows.start, rows.stop)
             dense = gradient.new_empty(batch, heads, len(rows), n_k, dtype=torch.float32)
             d_lse = None if self.d_lse is None else self.d_lse[:, :, some]
-            _Backward(part, self.kept.part(rows), {"dense": dense}, self.d_out[:, :, some], d_lse).run()
+            _Backward(part, self.state.select(rows), {"dense": dense}, self.d_out[:, :, some], d_lse).run()
             columns = (part.offsets() - call.first[0]).clamp(0, length - 1)
             # The largest power of 2 with which no sum overflows; it is not finite where a gradient is not.
             most = 2.0 ** (62 - (batch * len(rows) * n_k).bit_length())

@@ -130,7 +130,7 @@ def mask_spec_for(
     else:
         mask_spec = MaskSpec(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    documents = (layer.forward if layer else varlen).packed_texts(options, query, query.shape[2], n_k)
+    documents = (layer.forward if layer else varlen).packed_document_ids(options, query, query.shape[2], n_k)
     return mask_spec if documents is None else replace(mask_spec, documents=documents)
 
 
