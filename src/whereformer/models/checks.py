@@ -13,8 +13,8 @@ from transformers.activations import ACT2FN
 
 from ..checks import check_choice, check_kind, check_range, kind_error
 from ..errors import InputError, short_repr, suggest
-from ..kernels.choose import BACKENDS
-from ..kernels.tracing import can_look
+from ..kernels.backend_choice import BACKENDS
+from ..kernels.tracing import can_read
 from ..positions import check_name
 
 
@@ -48,7 +48,7 @@ def real_tokens(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     real = mask.bool()
-    return None if can_look(real) and bool(real.all()) else real
+    return None if can_read(real) and bool(real.all()) else real
 
 
 def embedded_tokens(

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..checks import check_kind, check_range
 from ..errors import InputError, short_repr
 from ..kernels import attention
-from ..kernels.call import shows_options
+from ..kernels.make_call import SoftmaxOptions, show_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -30,7 +30,7 @@ from ..kernels.terms import (
     offsets_between,
     position_values,
 )
-from ..kernels.tracing import are_numbers, can_look
+from ..kernels.tracing import are_static, can_read
 from .site import Site
 from .tables import Sources
 
@@ -137,11 +137,6 @@ class ModelShape:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
-
-_SITE_OPTIONS = {
-    "query_positions", "key_positions", "key_mask", "causal", "window", "scale", "query_documents", "key_documents",
-}  # fmt: skip
-"""The arguments of ``attention`` that a site has."""
 
 _HOOKS = {
     "embed": ("embeddings",),
@@ -252,7 +247,7 @@ class PositionMethod(nn.Module):
         """Whether the method does anything in :meth:`attend`, in one layer or, if None, in any layer."""
         return any(method.acts_on - {"embeddings"} for method in self.components(layer))
 
-    @shows_options(attention, without=_SITE_OPTIONS)
+    @show_options(SoftmaxOptions)
     def attend(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
@@ -264,7 +259,7 @@ class PositionMethod(nn.Module):
         *,
         return_lse: bool = False,
         backend: str = "auto",
-        **options: Any,
+        **options: Unpack[SoftmaxOptions],
     ) -> Any:
         """Run attention with the method: all its hooks in a layer except ``embed``, then :func:`whereformer.attention`.
 
@@ -298,8 +293,8 @@ class PositionMethod(nn.Module):
             self._warn_missing_embed()
         query, key, value, method_terms = self.apply_hooks(hidden, query, key, value, site)
         site_options: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
-        options |= {"return_lse": return_lse, "backend": backend}
-        return attention(query, key, value, (*method_terms, *terms), **site_options, **options)
+        other_options: dict[str, Any] = {**options, "return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*method_terms, *terms), **site_options, **other_options)
 
     def apply_hooks(
         self,
@@ -400,7 +395,7 @@ class PositionMethod(nn.Module):
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
         wrong_dtype = positions.is_complex() or positions.dtype is torch.bool
-        if wrong_dtype or (can_look(positions) and not positions.isfinite().all()):
+        if wrong_dtype or (can_read(positions) and not positions.isfinite().all()):
             raise InputError(name, f"expected finite numbers, got {short_repr(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             expected = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
@@ -630,7 +625,7 @@ def offset_span(
     span = offset_range(query_positions, key_positions)
     if span is not None:
         first, last = span
-        if reach is not None and not are_numbers(first, last):
+        if reach is not None and not are_static(first, last):
             # A compiled program for any length has the same table for all lengths.
             return -reach, reach
         if reach is not None:
@@ -706,7 +701,7 @@ def table_rows(
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs integer positions, got {positions.dtype}")
     positions = position_values(positions, device)
-    if can_look(positions) and positions.numel():
+    if can_read(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < min_position or high >= num_rows:
             raise out_of_range(name, num_rows, low if low < 0 else high)
