@@ -18,7 +18,7 @@ KINDS: dict[type, tuple[type, str]] = {
     Path: (Path, "a path"),
 }
 """For each kind of value, the class that values must have, and its name in errors."""
-LARGE = 2**16
+LARGE = 2**12
 """An upper limit above this number is mentioned only in errors about values that exceed it."""
 
 

@@ -130,7 +130,7 @@ def test_a_number_has_to_be_one_that_a_model_can_predict(tmp_path, label):
 
 def test_errors_of_glue(tmp_path, folder):
     fails("task: expected a GLUE task", data=folder)
-    fails("task: expected sst2, mnli, .* or all, got 'colla'", task="cola,colla", data=folder)
+    fails("task: expected one of sst2, mnli, .* all, got 'colla'", task="cola,colla", data=folder)
     fails("data: the folder does not exist", task="cola", data=tmp_path / "none")
     fails(r"data: expected .*cola/train.parquet \(or train_subset.parquet\)", task="cola", data=tmp_path)
     fails("validation: only with `train`", task="cola", data=folder, validation=Path("x.csv"))

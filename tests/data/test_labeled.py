@@ -108,7 +108,7 @@ def test_token_types_that_the_model_lacks_are_left_out():
 
 def test_a_tokenizer_has_to_fit(tokenizer):
     rows.check_tokenizer(tokenizer, 200)
-    with pytest.raises(InputError, match=r"tokenizer: it has ids up to .* the model has 50 tokens"):
+    with pytest.raises(InputError, match=r"tokenizer: it does not match .* the vocabulary has 50 tokens"):
         rows.check_tokenizer(tokenizer, 50)
     bare = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     bare.backend_tokenizer.post_processor = processors.TemplateProcessing("$A")

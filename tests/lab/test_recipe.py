@@ -324,7 +324,7 @@ def test_a_damaged_first_line_loses_no_record(tmp_path, capsys):
             read_records(path)
         toy(out=tmp_path, jobs=1)
         aside = tmp_path / f"records.damaged-{number}.jsonl"
-        assert f"the first line of {path} is damaged" in (said := capsys.readouterr().out)
+        assert f"the first line of {path}, which has the options" in (said := capsys.readouterr().out)
         assert f"all results will be computed again, and {aside} keeps the old file" in said
         assert aside.read_bytes() == damaged
         assert numbers(tmp_path) == before

@@ -57,7 +57,7 @@ def nothing_is_built(monkeypatch):
         ({"blocks": "1" + "-1" * 10**6}, "blocks: expected layers as"),
         ({"position": "synthesizer", "max_position_embeddings": 2**31 - 1}, "config: no model has these sizes"),
         ({"blocks": "900"}, "checkpoint: it has no 'encoder.layers.2.attention.query.weight', which this model needs"),
-        ({"vocab_size": math.nan}, "vocab_size: expected a whole number, got nan"),
+        ({"vocab_size": math.nan}, "vocab_size: expected an integer, got nan"),
         ({"id2label": 5}, "path_or_id: its config.json describes no model"),
         ({"position": "t5", "position_options": {"max_distance": 10**9}}, "max_distance: expected at most 1048576"),
     ],

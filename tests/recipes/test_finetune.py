@@ -171,10 +171,10 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
-    assert re.search(r"learned +6,962 parameters, 640 of position *\n", out)
-    assert re.search(r"learned\+tisa, S=2 +6,986 parameters, 664 of position, 24 of them new", out)
+    assert re.search(r"learned +6,962 parameters, 640 of them positional *\n", out)
+    assert re.search(r"learned\+tisa, S=2 +6,986 parameters, 664 of them positional, 24 of them new", out)
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
-    assert "640 of position, 640 of them new" in capsys.readouterr().out
+    assert "640 of them positional, 640 of them new" in capsys.readouterr().out
 
 
 def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, monkeypatch):

@@ -52,7 +52,7 @@ def test_the_page():
     page = report_of(TWO).page()
     assert f'<td data-order="70.0" style="font-weight: bold">70.0<small>65.0{TO}70.0</small></td>' in page
     assert "mine<b>" not in page
-    assert "9 parameters, 5 of position, 1 of them new" in page
+    assert "9 parameters, 5 of them positional, 1 of them new" in page
     Page(page).check_self_contained()
     Page(page).check_references()
 
@@ -69,7 +69,7 @@ def test_without_a_gain_or_a_baseline():
         report_of({"rte": {BASE: [0.6], GAINING: [0.1]}}, seeds=1).sentences[0].startswith("No position method gained")
     )
     report = report_of({"rte": {GAINING: [0.1]}}, seeds=1, kernels=3)
-    assert "nothing to compare it with" in report.sentences[0]
+    assert "no baseline to compare with" in report.sentences[0]
     assert "baseline |" not in report.markdown()
 
 

@@ -211,7 +211,7 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     for module in (encoder, checks, visible_keys):
-        monkeypatch.setattr(module, "can_look", lambda tensor: False)  # as for tensors of a GPU
+        monkeypatch.setattr(module, "can_read", lambda tensor: False)  # as for tensors of a GPU
     mode, real = Waits(sizes=True), Windows.batch
 
     def batch(self, number):

@@ -59,7 +59,7 @@ def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     assert "whereformer probe " in page
     assert "d a c b" in page
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "## Accuracy at 8 symbols, as trained" in markdown
+    assert "## Accuracy at 8 symbols, the training length" in markdown
     assert "| guessing |" in markdown
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import Positions
-from ..kernels.call import make_call
+from ..kernels.make_call import make_call
 from ..kernels.reference import attention_scores
 from ..models import Encoder
 from ..models.layers import Layer

@@ -26,6 +26,8 @@ COMMANDS = {
     **{"translate train" if name == "translate" else name: f"recipes.{path}" for name, path in RECIPES.items()},
     "translate run": "cli.translate:TranslateRun",
     "run": "cli.main:RunFile",
+    "check": "cli.check:Check",
+    "demo": "cli.demo:Demo",
     "positions": "cli.positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package."""

@@ -95,7 +95,7 @@ class Data:
     @property
     def eval_splits(self) -> dict[str, Any]:
         """The rows to evaluate on, by their name in result tables."""
-        return {short_repr: self.splits[split] for split, short_repr in self.task.eval_splits}
+        return {shown: self.splits[split] for split, shown in self.task.eval_splits}
 
     def convert(self, convert: Callable[[Any], Any]) -> Data:
         """Return the task with the rows of each split replaced by the result of a function."""

@@ -85,8 +85,8 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
     rows: list[tuple[array[int], array[int]]] = []
     num_truncated = num_types = 0
-    for lot in iter_chunks(split.texts, CHUNK):
-        texts = [[*side] for side in zip(*lot, strict=True)]
+    for chunk in iter_chunks(split.texts, CHUNK):
+        texts = [[*side] for side in zip(*chunk, strict=True)]
         output = tokenizer(*texts, **options)
         is_longer = [max_length is not None and len(row) > max_length for row in output["input_ids"]]
         if any(is_longer):

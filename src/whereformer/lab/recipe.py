@@ -88,7 +88,7 @@ Numbers = Annotated[tuple[float, ...], CommaSeparated]
 
 @dataclass(frozen=True, kw_only=True)
 class WithPlugin:
-    """Base class of options, one of which names a plugin. Their values are converted to the declared types.
+    """Base class of options, among them a plugin. Their values are converted to the declared types.
 
     Raises:
         InputError: if a value is not of the declared type, or a marker forbids it.

@@ -287,7 +287,7 @@ class Run:
         return reason is None
 
     def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, _Result]]:
-        """Yield each key with its result, in the order in which they are done."""
+        """Yield each key with its result, in the order of completion."""
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
                 with threads(self.threads):
@@ -298,7 +298,7 @@ class Run:
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
         begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
-        unrelated = multiprocessing.active_children()  # such as those of the script that calls this
+        unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         with handle_signals(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
             waiting = {pool.submit(_run_job, slot, key): key for slot, key in enumerate(keys)}

@@ -287,7 +287,7 @@ def _sentence_files(folder: Path) -> list[Path]:
 def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | None = None) -> None:
     """Copy the files that sentence-transformers needs besides a model from its folder to another model's folder.
 
-    Without them, that program averages the states of at most as many tokens as the tokenizer's limit. If the source is
+    Without them, that program averages the states of tokens up to the tokenizer's limit. If the source is
     not a sentence-transformers folder, or is a model on the Hugging Face Hub, nothing is copied.
 
     Args:

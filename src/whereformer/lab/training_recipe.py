@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from .. import manifest
     from . import loading
     from . import train as training
-    from .report import losses, report
+    from .report import report, score_report
     from .run import Run
 else:
     manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
-    losses, report = lazy_modules("lab.report.losses", "lab.report.report")
+    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class TrainingRecipe(Trains):
             )[()]
         title, sentences = self.headline(prepared, result)
         last = {} if result.saved == result.scores[-1][1] else {"saved": result.saved}
-        sections = [*losses.build_sections(result.losses, result.scores, last), replace(plan, folded=True)]
+        sections = [*score_report.build_sections(result.losses, result.scores, last), replace(plan, folded=True)]
         return report.Report(title, sentences, sections, asdict(result))
 
     def prepare(self, run: Run, cache: Path) -> Any:
@@ -170,7 +170,7 @@ class TrainingRecipe(Trains):
 
             def score_and_log(step: int) -> dict[str, float]:
                 scores = score(step)
-                run.log(f"step {step:,}: held-out {losses.format_scores(scores)}")
+                run.log(f"step {step:,}: held-out {score_report.format_scores(scores)}")
                 log_metrics(step, {f"eval/{name}": value for name, value in scores.items()})
                 return scores
 

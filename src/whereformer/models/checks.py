@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
+from ..checks import check_choice, check_kind, check_range, kind_error
 from ..errors import InputError, short_repr, suggest
-from ..kernels.choose import BACKENDS
-from ..kernels.tracing import can_look
+from ..kernels.backend_choice import BACKENDS
+from ..kernels.tracing import can_read
 from ..positions import check_name
 
 
@@ -47,7 +48,7 @@ def real_tokens(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     real = mask.bool()
-    return None if can_look(real) and bool(real.all()) else real
+    return None if can_read(real) and bool(real.all()) else real
 
 
 def embedded_tokens(
@@ -86,8 +87,6 @@ MOST_IDS = 2**31 - 1
 
 MOST_LABELS = 2**16
 """The most labels of a classifier. transformers gives each a name, so a file could take any amount of memory."""
-
-_KINDS = {bool: "True or False", str: "text"}
 
 _OF_TRANSFORMERS = {
     *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
@@ -163,15 +162,12 @@ class StrictConfig(PreTrainedConfig):
             name, value, usual = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
                 _check_number(name, value, *self.bounds[name])
-            if type(usual) in _KINDS and type(value) is not type(usual):
-                raise InputError(name, f"expected {_KINDS[type(usual)]}, got {short_repr(value)}")
+            if type(usual) in (bool, str):
+                check_kind(name, value, type(usual))
         for name, known in self.choices.items():
-            if getattr(self, name) not in known:
-                expected = " or ".join(repr(choice) for choice in known)
-                raise InputError(name, f"expected {expected}, got {short_repr(getattr(self, name))}")
+            check_choice(name, getattr(self, name), known)
         for name in self.activations:
-            if getattr(self, name) not in ACT2FN:
-                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {short_repr(getattr(self, name))}")
+            check_choice(name, getattr(self, name), ACT2FN)
         self._check_position()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
@@ -192,15 +188,13 @@ class StrictConfig(PreTrainedConfig):
             raise InputError("position_options", str(error)) from None
 
 
-def _check_number(name: str, value: object, least: float, most: float) -> None:
-    whole = isinstance(least, int) and isinstance(most, int)
-    if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
-        raise InputError(name, f"expected {'a whole number' if whole else 'a number'}, got {short_repr(value)}")
-    # "value < least" would let NaN pass.
-    if not value >= least:
-        raise InputError(name, f"expected at least {least}, got {short_repr(value)}")
-    if not value <= most:
-        raise InputError(name, f"expected at most {most}, got {short_repr(value)}")
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    """Check a number: an integer if both limits are integers. Only Python's numbers can be saved as JSON."""
+    kind = int if isinstance(low, int) and isinstance(high, int) else float
+    if not isinstance(value, int | float):
+        raise kind_error(name, value, kind)
+    check_kind(name, value, kind)
+    check_range(name, value, low, high)
 
 
 def check_entries(entries: Mapping[str, Any]) -> None:

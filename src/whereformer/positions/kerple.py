@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import ModelShape, OffsetFunction, as_offsets, check_choice, float_dtype
+from ..checks import check_choice
+from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 VARIANTS = ("log", "power")
 

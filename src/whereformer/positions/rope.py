@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
+from ..checks import check_choice
 from ..errors import InputError, short_repr
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, PositionMethod, check_choice, check_value
+from .base import ModelShape, PositionMethod, check_value
 from .rope_scaling import Scaling
 from .site import Site
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from . import head_report
 else:
     torch = LazyModule("torch")
-    findings, fit, toeplitz = lazy_modules("analysis.findings", "analysis.fit", "analysis.toeplitz")
-    position_scores, positions = lazy_modules("analysis.position_scores", "positions")
-    loading, head_report = lazy_modules("lab.loading", "recipes.head_report")
+    findings, fit, head_report = lazy_modules("analysis.findings", "analysis.fit", "recipes.head_report")
+    position_scores, toeplitz = lazy_modules("analysis.position_scores", "analysis.toeplitz")
+    positions, loading = lazy_modules("positions", "lab.loading")
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""

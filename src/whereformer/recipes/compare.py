@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from . import comparison_report
     from .comparison_report import ComparisonResult
 else:
-    analysis, rankings = lazy_modules("analysis", "analysis.ranking")
-    manifest, models = lazy_modules("manifest", "models")
-    comparison_report, scoring = lazy_modules("recipes.comparison_report", "analysis.held_out")
+    analysis, manifest, models = lazy_modules("analysis", "manifest", "models")
+    comparison_report, scoring, rankings = lazy_modules(
+        "recipes.comparison_report", "analysis.held_out", "analysis.ranking"
+    )
     corpus, encode, windows = lazy_modules("data.corpus", "data.encode", "data.windows")
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")

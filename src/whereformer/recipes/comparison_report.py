@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from ..analysis.ranking import Ranking
-from ..lab.report import losses
+from ..lab.report import score_report
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
 
@@ -106,7 +106,7 @@ def build_figures(
     for row in ranking.rows:
         results = list(runs[row.position].values())
         means = [statistics.fmean(step) for step in zip(*(result.losses for result in results), strict=True)]
-        training[row.position] = losses.smooth(means)
+        training[row.position] = score_report.smooth(means)
         by_length = {
             length: [result.scores[index][0] for result in results]
             for index, length in enumerate(lengths)
@@ -117,12 +117,12 @@ def build_figures(
         }
     yield Figure(
         "Training loss over steps",
-        losses.paint_over_steps(training, guessing),
+        score_report.paint_over_steps(training, guessing),
         "Moving averages, and means over seeds.",
     )
     yield Figure(
         "Held-out loss over length",
-        losses.paint_over_length(ranges),
+        score_report.paint_over_length(ranges),
         f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
     )
 

@@ -22,18 +22,19 @@ if TYPE_CHECKING:
     from torch.nn import functional
 
     from .. import manifest
+    from ..analysis import verdicts
     from ..data import corpus, tokenizers
     from ..lab import loading
     from ..lab import sentence_encoders as encoders
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import report, score_report
     from ..lab.run import Run
 else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
     loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
     (verdicts,) = lazy_modules("analysis.verdicts")
-    losses, report = lazy_modules("lab.report.losses", "lab.report.report")
+    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MAX_HELD_OUT = 16, 24  # one document in 16 is held out for the evaluation, but at most 24
@@ -231,7 +232,7 @@ class Extend(Recipe):
         ]
         sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", columns, rows, notes=(READING,))]
         if result.losses:
-            paint = losses.paint_over_steps({"training": losses.smooth(result.losses)})
+            paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
             sections.append(report.Figure("Loss over the steps of training", paint))
         return report.Report("A sentence encoder for longer texts", sentences, sections, asdict(result))
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
     from ..data import batches, glue, labeled
     from ..lab import loading
     from ..lab import train as training
-    from ..lab.report import losses, report
+    from ..lab.report import report, score_report
     from ..lab.run import Run
 else:
     numpy, torch = LazyModule("numpy"), LazyModule("torch")
     metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
     positions, batches = lazy_modules("positions", "data.batches")
     glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
-    training, losses, report = lazy_modules("lab.train", "lab.report.losses", "lab.report.report")
+    training, score_report, report = lazy_modules("lab.train", "lab.report.score_report", "lab.report.report")
 
 OWN = "own"  # the name of the model's own positions, as it was pretrained
 BASELINE = "baseline"
@@ -297,7 +297,7 @@ class Finetune(ManyRuns, Trains):
             scores[split_name] = metrics.score(rows.task.metrics, split.labels, logits)
         words = [f"{split} {metric} {100 * value:.1f}".strip() for split, metric, value in iter_scores(scores)]
         run.log(f"{task}, {name}, seed {seed}: {', '.join(words)}")
-        return FinetuneResult(scores, losses.smooth(progress.losses))
+        return FinetuneResult(scores, score_report.smooth(progress.losses))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from ..data import windows as text_windows
     from ..lab import methods
     from ..lab import train as training
-    from ..lab.report import losses
+    from ..lab.report import score_report
     from ..lab.run import Run
 else:
     torch = LazyModule("torch")
     models, held_out, corpus = lazy_modules("models", "analysis.held_out", "data.corpus")
     encode, read, tokenizers = lazy_modules("data.encode", "data.read", "data.tokenizers")
     text_windows, methods = lazy_modules("data.windows", "lab.methods")
-    training, losses = lazy_modules("lab.train", "lab.report.losses")
+    training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 
 @dataclass(frozen=True)
@@ -278,12 +278,16 @@ class Pretrain(TrainingRecipe):
         tokenizer.model_max_length = prepared.config.max_position_embeddings
         self.save(run, trained, tokenizer, facts)
         about = {"tokens": prepared.windows.tokens, **sizes}
-        return TrainingResult(losses.smooth(progress.losses), progress.scores, last_scores, about)
+        return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about)
 
     def headline(self, prepared: PreparedPretraining, result: TrainingResult) -> tuple[str, list[str]]:
-        guess, folder = prepared.text.guessing, str(self.out / "model")
+        scores, guess, folder = (
+            score_report.format_scores(result.saved),
+            prepared.text.guessing,
+            str(self.out / "model"),
+        )
         return "How well does the model predict held-out text?", [
-            f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {losses.format_scores(result.saved)}",
+            f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {scores}",
             f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",
             f'After "import whereformer.models", AutoModel.from_pretrained({folder!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({folder!r}) its tokenizer.",

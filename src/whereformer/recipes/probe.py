@@ -439,7 +439,7 @@ def evaluate(model: Any, task: str, length: int) -> Any:
                 return "the output is not finite (NaN or inf) at this length"
             answers.append(logits.argmax(-1).cpu() == rows.labels[indices][has_label[indices]])
     is_correct = torch.zeros_like(has_label).masked_scatter(has_label, torch.cat(answers))
-    # Answers in the same row depend on each other, so the standard error is that of a mean over rows.
+    # Answers in the same row depend on each other, so the standard error treats each row as one sample.
     gaps = (is_correct.double() - rows.is_guessed.double()).sum(1) / has_label.sum() * len(has_label)
     return [float(is_correct.sum() / has_label.sum()), float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5)]
 

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from ..lab import methods, translation
     from ..lab import optimizer as optimizers
     from ..lab import train as training
-    from ..lab.report import losses
+    from ..lab.report import score_report
     from ..lab.run import Run
 else:
     torch = LazyModule("torch")
     models, held_out, batches = lazy_modules("models", "analysis.held_out", "data.batches")
     parallel, subwords, methods = lazy_modules("data.parallel", "data.subwords", "lab.methods")
     translation, optimizers = lazy_modules("lab.translation", "lab.optimizer")
-    training, losses = lazy_modules("lab.train", "lab.report.losses")
+    training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
@@ -275,13 +275,13 @@ class Translate(TrainingRecipe):
         self.save(run, model, prepared.tokenizer, facts)
         epochs = prepared.steps / prepared.train_batches.per_epoch
         about = {"averaged_steps": averaged, "epochs": epochs, **prepared.pairs, **count_parameters(prepared.config)}
-        return TrainingResult(losses.smooth(progress.losses), progress.scores, saved, about)
+        return TrainingResult(score_report.smooth(progress.losses), progress.scores, saved, about)
 
     def headline(self, prepared: PreparedTranslation, result: TrainingResult) -> tuple[str, list[str]]:
         averaged = len(self.averaged_steps(prepared))
         note = f" (mean of the weights at the last {averaged} scores)" if averaged > 1 else ""
         return "How well does the model translate held-out lines?", [
-            f"{prepared.steps:,} steps; held-out {losses.format_scores(result.saved)}{note}",
+            f"{prepared.steps:,} steps; held-out {score_report.format_scores(result.saved)}{note}",
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
 
