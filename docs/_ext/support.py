@@ -16,8 +16,8 @@ from torch.export import Dim
 from torch.onnx import OnnxExporterError
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, Positions, Site, build_position, explain, position_names
-from whereformer.kernels.call import make_call
-from whereformer.kernels.choose import choose
+from whereformer.kernels.backend_choice import choose_backend
+from whereformer.kernels.make_call import make_call
 from whereformer.positions import method_class
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ repeats
 
 CPU, GPU
 : the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
-  compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "fused" is torch's
+  compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "sdpa" is torch's
   own attention.
 
 longer text
@@ -117,7 +117,7 @@ def backends(position):
     query, key, value, terms = position.apply_hooks(*given)
     options = given[-1].options(query)
     call = make_call(query, key, value, terms, **options)
-    return explain(query, key, value, terms, **options).backend, choose(call, "auto", torch.device("cuda"))
+    return explain(query, key, value, terms, **options).backend, choose_backend(call, "auto", torch.device("cuda"))
 
 
 def compiles(position):
