@@ -19,7 +19,7 @@ VOCABULARY = 320
 
 @pytest.fixture(autouse=True)
 def _small_lots(monkeypatch):
-    monkeypatch.setattr(subwords, "LOT", 64)
+    monkeypatch.setattr(subwords, "CHUNK", 64)
 
 
 def lines():
@@ -69,7 +69,7 @@ def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, 
         assert listed(encoded_part) == expected
         assert encoded_part.lengths.tolist() == [[len(line) for line in row] for row in expected]
         chosen = torch.tensor([2, 0, 2])
-        assert listed(encoded_part.chosen(chosen)) == [expected[row] for row in chosen]
+        assert listed(encoded_part.select(chosen)) == [expected[row] for row in chosen]
     assert messages == ["learning the vocabulary", "encoding the text"]
 
 
@@ -132,7 +132,7 @@ def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
     (again, _), messages = encode_pairs(data, tmp_path / "cache")
     assert listed(again["training"]) == listed(expected["training"])
     assert messages == []
-    with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
+    with pytest.raises(InputError, match=r"^cache: .* lacks files that the main process wrote"):
         encode_pairs(data, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 

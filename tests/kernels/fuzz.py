@@ -33,10 +33,11 @@ from whereformer import (
     attention,
     explain,
 )
-from whereformer.kernels import Choice, blockwise
+from whereformer.kernels import BackendChoice, blockwise
+from whereformer.kernels.backend_choice import BACKENDS
 from whereformer.kernels.terms import position_values
 
-CPU = ("auto", "reference", "blockwise", "native")
+CPU = tuple(name for name in BACKENDS if name != "triton")
 TABLES = {kind.__name__: kind for kind in (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)}
 
 
@@ -80,7 +81,7 @@ class Case:
     needs: tuple[int, ...] = ()  # the tensors without a gradient
     d_out: str = "random"
     autocast: bool = False
-    block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
+    block_scores: int = blockwise.MAX_BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
@@ -165,7 +166,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         needs=needs,
         d_out=one_of("random", "random", "ones", "transposed"),
         autocast=chance(0.12),
-        block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
+        block_scores=one_of(blockwise.MAX_BLOCK_SCORES, 2**12, 1),
     )
     return _draw_options(rng, case)
 
@@ -410,7 +411,7 @@ class Built:
             self.options |= {"query_positions": queries, "key_positions": keys}
         self.positions = [np.atleast_2d(_numbers(position_values(positions))) for positions in (queries, keys)]
 
-    def choice_of(self, backend: str) -> Choice:
+    def choice_of(self, backend: str) -> BackendChoice:
         """What the package says of the call."""
         return explain(self.query, self.key, self.value, self.terms, backend=backend, **self.options)
 
@@ -472,7 +473,7 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 def results(built: Built, backend: str) -> dict[str, Tensor]:
     """A backend's output and gradients, by name."""
     case = built.case
-    with mock.patch.object(blockwise, "BLOCK_SCORES", case.block_scores):
+    with mock.patch.object(blockwise, "MAX_BLOCK_SCORES", case.block_scores):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             outs = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
         outs = outs if case.lse else (outs,)
@@ -517,26 +518,26 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
         missing = {"native"} & built.choice_of("auto").unavailable.keys()
         choices = {name: built.choice_of(name) for name in backends if name not in missing}
     for backend, chosen in choices.items():
-        fused = chosen.backend == "fused"
-        autocast = fused and case.autocast and built.dtype != torch.float64
+        uses_sdpa = chosen.backend == "sdpa"
+        autocast = uses_sdpa and case.autocast and built.dtype != torch.float64
         dtype = torch.bfloat16 if autocast else built.dtype
         # In half precision, torch's own attention may round scores.
-        if (dtype, fused) not in truths:
+        if (dtype, uses_sdpa) not in truths:
             inputs = built.oracle_inputs(dtype if autocast else None)
-            precision = _precision(dtype, rounds_scores=fused)
+            precision = _precision(dtype, rounds_scores=uses_sdpa)
             d_out = _numbers(built.d_out.to(dtype))
             wide = torch.promote_types(dtype, torch.float32)
             d_lse = None if built.d_lse is None else _numbers(built.d_lse.to(wide))
             rounded = oracle.Oracle(inputs, d_out, precision, exact=False, d_lse=d_lse)
-            truths[dtype, fused] = [rounded]
+            truths[dtype, uses_sdpa] = [rounded]
             if rounded.swallows:
-                truths[dtype, fused].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
+                truths[dtype, uses_sdpa].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
         try:
             tensors = results(built, backend)
         except Exception as error:
             lines.append(f"{backend}: {type(error).__name__}: {error}")
             continue
-        wrong = [_differences(built, tensors, truth, dtype) for truth in truths[dtype, fused]]
+        wrong = [_differences(built, tensors, truth, dtype) for truth in truths[dtype, uses_sdpa]]
         lines += [f"{backend}: {line}" for line in min(wrong, key=len)]
     return lines
 

@@ -9,9 +9,9 @@ of summation, while a wrong or missing summand is thousands of times as large.
 import torch
 
 from whereformer import DistanceDecay, FactorPair
-from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
-from whereformer.kernels.reference import attention_scores, columns_of, softmax
+from whereformer.kernels.make_call import make_call
+from whereformer.kernels.reference import attention_scores, read_columns, softmax
 
 ROUNDINGS = 8
 """Unit roundoffs of its size that a number may be off.
@@ -95,7 +95,7 @@ def _mix(call, weights):
     """The output of attention with these weights."""
     out = weights @ call.value.repeat_interleave(call.heads // call.value.shape[1], 1)
     if call.value_table is not None:
-        columns = columns_of(call, "value_table").unsqueeze(1)
+        columns = read_columns(call, "value_table").unsqueeze(1)
         at_offset = weights.new_zeros(*weights.shape[:3], call.value_table.shape[1])
         out = out + at_offset.scatter_add(-1, columns.expand_as(weights), weights) @ call.value_table
     return out

@@ -44,11 +44,12 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import blockwise
+from whereformer.kernels.backend_choice import OPERATORS
 
-WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
+WAYS = ("blockwise in small blocks", *OPERATORS)
 
 
-on_cpu = pytest.mark.parametrize("fast", WAYS[:3], indirect=True)
+on_cpu = pytest.mark.parametrize("fast", [way for way in WAYS if way != "triton"], indirect=True)
 
 
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.

@@ -25,7 +25,7 @@ from tests.kernels.cases import (
 )
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 fast = pytest.fixture(params=FAST)(lambda request: request.param)
 
@@ -47,7 +47,7 @@ MEMORY = {
 @pytest.mark.parametrize("kind", MEMORY)
 def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, options, monkeypatch):
     # At every length a block has this many scores, and the compiled kernel as many parts with sums of their own.
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**15)
+    monkeypatch.setattr(blockwise, "MAX_BLOCK_SCORES", 2**15)
     monkeypatch.setattr(native, "_TASKS", 1)
     peaks = []
     for length in (1024, 2048, 4096):
@@ -66,7 +66,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, option
 @pytest.mark.parametrize(("n_q", "n_k"), [(4096, 4), (4096, 16)])
 @pytest.mark.parametrize("training", [False, True])
 def test_few_keys_take_no_memory_by_the_square_of_queries(fast, n_q, n_k, training, monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**16)
+    monkeypatch.setattr(blockwise, "MAX_BLOCK_SCORES", 2**16)
     query, key, value = (torch.randn(1, 2, n, 8, requires_grad=training) for n in (n_q, n_k, n_k))
     table = torch.randn(2, 9, requires_grad=training)
 
@@ -155,7 +155,7 @@ def test_long_tables_of_vectors(fast):
 )
 @pytest.mark.parametrize("names", [(), TABLES], ids=["no terms", "tables"])
 def test_windows_in_blocks(fast, names, n_q, n_k, options, key_heads, dtype, monkeypatch):
-    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(blockwise, "MIN_ROWS", 7)
     check(fast, content(n_q, n_k, key_heads=key_heads), terms_of(names, n_q, n_k), dtype, **options)
 
 

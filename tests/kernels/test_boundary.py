@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from whereformer import DenseBias, OffsetBias, Positions, attention
-from whereformer.kernels.fields import Call
+from whereformer.kernels.call import Call
 
 B, H, D = 2, 3, 8
 

@@ -44,8 +44,8 @@ TYPE_ERRORS = [
     (r"value: expected a floating-point tensor, got torch.int64", {"value": zeros(B, H, N_K, D).long()}),
     (r"key: expected the value's dtype torch.float32, got .*float64", {"key": zeros(B, H, N_K, D).double()}),
     (r"query: expected the value's dtype .*float16, got .*float32", {"value": zeros(B, H, N_K, D).half()}),
-    (r"value: expected a dense tensor, got a nested one; attention_varlen takes seq", {"value": NESTED[0]}),
-    (r"value: expected a dense tensor, got a nested one; attention_varlen", {"value": NESTED[1]}),
+    (r"value: expected a dense tensor, got a nested one; use attention_varlen for seq", {"value": NESTED[0]}),
+    (r"value: expected a dense tensor, got a nested one; use attention_varlen", {"value": NESTED[1]}),
     # options
     (r"key_mask: expected .*bool.* True = may be attended, got torch.float32", {"key_mask": zeros(B, N_K)}),
     (r"return_lse: expected True or False, got 'no'", {"return_lse": "no"}),
@@ -58,7 +58,7 @@ TYPE_ERRORS = [
     # positions
     (r"query_positions: expected a tensor of numbers, got list", {"query_positions": [0, 1, 2, 3]}),
     (r"key_positions: expected a tensor of numbers, got torch.bool", {"key_positions": zeros(6).bool()}),
-    (r"key_positions: .*whole positions, got torch.float32", {"key_positions": zeros(6), "terms": [BIAS]}),
+    (r"key_positions: .*integer positions, got torch.float32", {"key_positions": zeros(6), "terms": [BIAS]}),
     # terms
     (r"terms: expected a sequence of terms, got a single OffsetBias", {"terms": BIAS}),
     (r"terms: expected OffsetBias, .*DenseBias, got Tensor", {"terms": [zeros(H, 3)]}),
@@ -79,9 +79,9 @@ VALUE_ERRORS = [
     # options
     (r"key_mask: expected shape \(batch 2, n_k 6\), got \(6,\)", {"key_mask": zeros(N_K).bool()}),
     (r"dropout_p: expected a number from 0 to 0.999999, got 1.0", {"dropout_p": 1.0}),
-    (r"window: expected a whole number of at least 0, .* got \(3, -2\)", {"window": (3, -2)}),
-    (r"window: expected a whole number of at least 0, .* got 1.5", {"window": 1.5}),
-    (r"window: expected a whole number of at least 0, or two .* got \(3,\)", {"window": (3,)}),
+    (r"window: expected an integer of at least 0, .* got \(3, -2\)", {"window": (3, -2)}),
+    (r"window: expected an integer of at least 0, .* got 1.5", {"window": 1.5}),
+    (r"window: expected an integer of at least 0, or two .* got \(3,\)", {"window": (3,)}),
     (r"softcap: expected a number from 1e-30 to 1e\+30, got 0", {"softcap": 0}),
     (r"softcap: needs a query, got query=None", {**NO_CONTENT, "softcap": 3.0}),
     (r"scale: expected a number from -3.40282e\+38 to 3.40282e\+38, got -1e\+39", {"scale": -1e39}),
@@ -157,8 +157,8 @@ def test_functions_with_the_same_options_refuse_others(function, name):
 
 def test_explain_knows_that_logs_of_sums_change_the_backend():
     with torch.autocast("cpu", torch.bfloat16):
-        assert explain(**FITTING).backend == "fused"
-        assert explain(**FITTING, return_lse=True).backend != "fused"
+        assert explain(**FITTING).backend == "sdpa"
+        assert explain(**FITTING, return_lse=True).backend != "sdpa"
 
 
 def test_positions_describe_themselves():

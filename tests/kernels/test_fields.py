@@ -8,8 +8,8 @@ import torch
 
 import whereformer.kernels
 from tests.kernels.cases import BATCH, HEADS, TERMS, content, terms_of
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import AXES, TENSORS
+from whereformer.kernels.call import AXES, TENSOR_SPECS
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.native import Struct
 
 IDS = {f"{side}_positions": torch.arange(n) for side, n in (("query", 7), ("key", 9))}
@@ -35,7 +35,8 @@ def test_calls_have_the_shapes_and_dtypes_that_their_fields_declare(twice, optio
             for axis, size in zip(axes, tensor.shape, strict=True):
                 either = {"items": (1, BATCH), "table_heads": (1, HEADS)}.get(axis)
                 assert size in (either or (sizes.setdefault(axis, size),)), (case, field, axis)
-            declared, dtypes = TENSORS[field].dtype, {"value": dtype, "wide": call.wide, "bool": torch.bool}
+            declared = TENSOR_SPECS[field].dtype
+            dtypes = {"value": dtype, "score": call.score_dtype, "bool": torch.bool}
             real = tensor.dtype.is_floating_point == (declared == "float") or declared == "number"
             assert tensor.dtype == dtypes[declared] if declared in dtypes else real, (case, field)
 

@@ -24,8 +24,8 @@ from whereformer import (
     attention,
     attention_varlen,
 )
-from whereformer.kernels import kinds, native, remember
-from whereformer.kernels.fields import Outline
+from whereformer.kernels import native, plan_cache, remember
+from whereformer.kernels.call import CallTemplate
 
 N, HEADS, DIM = 24, 2, 16
 
@@ -50,7 +50,7 @@ def rows(*size, dtype=torch.float32):
 
 
 def remembered():
-    return len(kinds._known.values)
+    return len(plan_cache._plans.values)
 
 
 def attend(*arguments, **options):
@@ -148,7 +148,7 @@ def test_every_kind_is_remembered_and_gives_the_bits_of_a_call_that_is_not(name,
     assert remembered() == 1
     with monkeypatch.context() as patch:
         patch.delattr(whereformer.kernels, "make_call")
-        patch.delattr(native, "Arguments")
+        patch.delattr(native, "CallStruct")
         results += [results_of(options, training, calls[seed], seed) for seed in (1, 2)]
     with without_memories():
         for seed, arguments in enumerate(calls):
@@ -173,10 +173,10 @@ def test_calls_of_other_backends_and_functions_are_remembered(monkeypatch):
             with monkeypatch.context() as patch:
                 patch.delattr(whereformer.kernels, "make_call")
                 again = call()
-            known = dict(kinds._known.values)
+            known = dict(plan_cache._plans.values)
             with without_memories():
                 assert torch.equal(call(), again)
-            kinds._known.values.update(known)
+            plan_cache._plans.values.update(known)
 
 
 def test_a_gradient_may_be_an_input():
@@ -189,7 +189,7 @@ def test_a_gradient_may_be_an_input():
 
 
 def test_the_variable_switches_memories_off():
-    code = "from whereformer.kernels.memory import Memory; memory = Memory(1); memory.put(1, 2); print(memory.values)"
+    code = "from whereformer.kernels.bounded_cache import BoundedCache as C; c = C(1); c.put(1, 2); print(c.values)"
     environment = {**os.environ, "WHEREFORMER_REMEMBER": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{}"
@@ -209,10 +209,10 @@ ELSEWHERE = torch.ones(1)
 
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_what_depends_on_more_than_the_tensors_is_not_remembered(name):
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = UNWRITTEN[name](*kind.tensors)
-    first.remember(Outline, results)
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = UNWRITTEN[name](*signature.tensors)
+    recorder.cache_plan(CallTemplate, results)
     assert remembered() == 0
 
 
@@ -224,12 +224,12 @@ def test_steps_take_tensors_in_lists_and_tuples():
         def attend(self, tensors):
             return tensors
 
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = compute(*kind.tensors)
-    first.remember(Itself(), results[:3])
-    later = kinds.kind_of((rows(), rows()), (), ())
-    assert all(map(torch.equal, kinds.attend_again(later), compute(*later.tensors)[:3]))
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = compute(*signature.tensors)
+    recorder.cache_plan(Itself(), results[:3])
+    later = plan_cache.make_signature((rows(), rows()), (), ())
+    assert all(map(torch.equal, plan_cache.attend_from_cache(later), compute(*later.tensors)[:3]))
 
 
 def test_tensors_may_share_memory():
@@ -391,7 +391,7 @@ def test_dropout_draws_again():
 
 def test_few_kinds_are_remembered(monkeypatch):
     limit = 20
-    monkeypatch.setattr(kinds._known, "_most", limit)
+    monkeypatch.setattr(plan_cache._plans, "_max_size", limit)
     q = rows(1, HEADS, 1, DIM)
     for n in range(1, limit + 50):
         attend(q, rows(1, HEADS, n, DIM), rows(1, HEADS, n, DIM))

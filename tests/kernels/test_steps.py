@@ -79,13 +79,16 @@ def test_gradients_of_tiles(kind):
     check("blockwise", content(70, 140), terms, **positions)
 
 
+NO_MULTIPLES = "expected first and all offsets between these positions to be multiples of"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("first", "step", "queries", "keys", "message"),
     [
-        (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), "offsets between these positions and first are no multiples"),
-        (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), "offsets between these positions and first are no multiples"),
-        (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
+        (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), NO_MULTIPLES),
+        (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), NO_MULTIPLES),
+        (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), NO_MULTIPLES),
         (0, 2, torch.arange(3) * 2, Positions(0, 2, 4), "a step of 2 needs affine positions, got explicit ones"),
         (0, 2, Positions(0, 2, 3), torch.arange(4) * 2, "a step of 2 needs affine positions, got explicit ones"),
     ],

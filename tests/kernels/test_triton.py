@@ -22,7 +22,7 @@ from tests.kernels.cases import (
     with_log_sums,
 )
 from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -68,7 +68,7 @@ def test_operators(names, options):
     call = call_of(content(7, 9), terms_of(names, 7, 9), dropout_p=0.1, **options)
     # Compiled programs differ from those of other backends in the shapes that they are told; the rest takes long here.
     quick = {"test_utils": ("test_schema", "test_faketensor")} if options == {"return_lse": True} else {}
-    check_operators(launch.operators, launch.backend.adapted(call), **quick)
+    check_operators(launch.operators, launch.backend.adapt(call), **quick)
 
 
 # --- windows, shared keys, soft caps, logs of sums
@@ -152,7 +152,7 @@ def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     call = make_call(*[torch.zeros(1, 2, 4, 16)] * 3)
     expected = f"needs a CUDA device, got {kind}"
-    assert available.why_not(call, torch.device(kind)) == expected
+    assert available.unsupported_reason(call, torch.device(kind)) == expected
 
 
 GPUS = {
@@ -168,7 +168,7 @@ def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
-    reason = available.why_not(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
+    reason = available.unsupported_reason(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
     assert reason == (expected or None)
 
 

@@ -208,17 +208,17 @@ def rows(n=4, heads=2, dim=3):
 WRONG = {
     "begins elsewhere": (
         {"cu_seqlens_q": seqlens([4]) + 1},
-        "cu_seqlens_q: expected numbers from 0 to 4, the rows of query, that never fall, got [1, 5]",
+        "cu_seqlens_q: expected non-decreasing integers from 0 to 4 (the rows of query), got [1, 5]",
     ),
-    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
-    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
+    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected non-decreasing integers from 0 to 4"),
+    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected non-decreasing integers from 0 to 4"),
     "two axes": (
         {"cu_seqlens_q": seqlens([2, 2])[None]},
         "cu_seqlens_q: expected shape (number of sequences + 1), got (1, 3)",
     ),
     "fractions": (
         {"cu_seqlens_q": seqlens([4]).float()},
-        "cu_seqlens_q: expected a tensor of whole numbers, got torch.float32",
+        "cu_seqlens_q: expected an integer tensor, got torch.float32",
     ),
     "other numbers of sequences": (
         {"cu_seqlens_k": seqlens([1, 1, 2])},
@@ -261,7 +261,7 @@ def test_triton_knows_positions_where_offsets_are_those_of_the_row():
     positions = torch.arange(20)
 
     def known(cu_seqlens_k=None, affine=True, **options):
-        *_, call_options = varlen.as_documents(*rows, (), lengths, cu_seqlens_k, options, affine)
+        *_, call_options = varlen.pack_sequences(*rows, (), lengths, cu_seqlens_k, options, affine)
         assert torch.equal(call_options["query_documents"], (positions >= 7).long().unsqueeze(0))
         return "key_positions" not in call_options
 

@@ -45,6 +45,9 @@ class Kerple(OffsetFunction):
         nn.init.uniform_(self.r1, 0.0, r1_bound)
         nn.init.uniform_(self.r2, 0.0, r2_bound)
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        return self.r1, self.r2
+
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         return self._penalty(offsets, self.r1[layer], self.r2[layer])
 

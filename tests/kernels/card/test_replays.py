@@ -10,8 +10,8 @@ from tests.kernels import test_backends
 from tests.kernels.card import card
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
 from whereformer.kernels import remember
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.call import GRADIENTS
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton import launch, plan
 
 BATCH, HEADS, N, DIM = 2, 2, 20, 16

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ..precision import without_autocast
-from ..torch_private import DispatchMode, leaves
-from .available import interpreted
+from ..torch_private import DispatchMode, flatten_tree
+from .available import is_interpreted
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
@@ -53,7 +53,7 @@ def record(
     # Triton launches on the current device.
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), without_autocast(device), on_device:
-        if interpreted():
+        if is_interpreted():
             return compute(), None
         recorder = _Recorder(inputs)
         token = _recorder.set(recorder)
@@ -92,8 +92,8 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results = operation(*args, **kwargs)
-        found = [each for each in leaves(results) if isinstance(each, Tensor)]
-        given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
+        found = [each for each in flatten_tree(results) if isinstance(each, Tensor)]
+        given = [each for each in flatten_tree((args, kwargs)) if isinstance(each, Tensor)]
         new = [each for each in found if id(each) not in self.names]
         if operation.overloadpacket.__name__ in ("detach", "alias"):
             self.kept.append(found[0])
