@@ -2,10 +2,11 @@
 
 Run: python docs/_ext/support.py [METHOD ...]
 
-It takes some minutes. With names it only prints their rows.
+It takes some minutes. With names it measures only their rows; the others stay as they are in the page.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -182,11 +183,16 @@ def row(name):
     return found
 
 
+def table(names):
+    """The table: the rows of these methods, measured now, and the page's rows of the others."""
+    columns = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
+    header, dashes, *measured = as_table(columns, [row(name) for name in names])
+    rows = {}
+    for line in (*measured, *PAGE.read_text(encoding="utf-8").splitlines()):
+        if found := re.match(r"\| \[?`(\w+)`", line):
+            rows.setdefault(found[1], line)
+    return "\n".join([header, dashes, *(rows[name] for name in position_names() if name in rows)])
+
+
 if __name__ == "__main__":
-    names = sys.argv[1:] or position_names()
-    header = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
-    table = "\n".join(as_table(header, [row(name) for name in names]))
-    if sys.argv[1:]:
-        print(table)
-    else:
-        PAGE.write_text(HEAD.format(table=table), encoding="utf-8")
+    PAGE.write_text(HEAD.format(table=table(sys.argv[1:] or position_names())), encoding="utf-8")

@@ -25,7 +25,7 @@ def native(request, monkeypatch):
     if request.param == "with":
         need_native()
         return True
-    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: "is not built: no compiler")
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", lambda call, device: "is not built: no compiler")
     return False
 
 
@@ -99,7 +99,7 @@ def test_the_number_of_queries_does_not_matter():
 
 def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
     why = "is not built: no compiler; install one"
-    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: why)
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", lambda call, device: why)
     choice = explain(*inputs(10), TERM)
     assert choice.reason == (
         f"some queries at a time in plain PyTorch, in O(n) memory; the compiled kernel would be faster, but it {why}"
@@ -111,18 +111,18 @@ def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
 
 
 def test_a_kernel_that_takes_some_dtypes_leaves_the_others(monkeypatch):
-    def why_not(call, device):
+    def unsupported_reason(call, device):
         return None if call.value.dtype == torch.float32 else f"needs float32, got {call.value.dtype}"
 
-    monkeypatch.setattr(module.native.backend, "why_not", why_not)
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", unsupported_reason)
     assert explain(*inputs(10), TERM).backend == "native"
     assert explain(*inputs(10, dtype=torch.float64), TERM).backend == "blockwise"
 
 
 def test_a_backend_refuses_an_input_that_it_does_not_list(monkeypatch):
     need_native()
-    listed = tuple(name for name in module.native.backend.inputs if name != "bias")
-    monkeypatch.setattr(module.native.backend, "inputs", listed)
+    listed = tuple(name for name in module.native.backend.supported_inputs if name != "bias")
+    monkeypatch.setattr(module.native.backend, "supported_inputs", listed)
     with pytest.raises(ValueError, match=r"^backend: 'native' does not support bias; use backend='blockwise'$"):
         attention(*inputs(10), TERM, backend="native")
     assert explain(*inputs(10), TERM).backend == "blockwise"
@@ -164,6 +164,6 @@ def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
     packed = make_call(*inputs(100), query_documents=ids, key_documents=ids)
     gpu = torch.device("cuda")
     chosen = choose_backend(packed, "auto", gpu)
-    assert chosen == ("sdpa" if triton.why_not(packed, gpu) else "triton")
+    assert chosen == ("sdpa" if triton.unsupported_reason(packed, gpu) else "triton")
     assert choose_backend(make_call(*inputs(100)), "auto", gpu) == "sdpa"
     assert choose_backend(packed, "auto", gpu) != "native"

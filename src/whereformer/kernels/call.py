@@ -30,7 +30,7 @@ LogSums: TypeAlias = Tensor
 """(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
 
 With a bias of 1e9, one float32 could not hold how many keys share a row's attention. A row that may not attend to
-anything has -inf and 0. Only the second entry has a gradient: that of the log-sum-exp, the sum of both.
+anything has -inf and 0. Only the second entry has a gradient: the gradient of the log-sum-exp, the sum of both.
 """
 
 
@@ -56,8 +56,8 @@ class ForwardState(NamedTuple):
         output: (batch, heads, n_q, value_dim).
         buffer: one allocation for the other two, in the dtype of scores.
         row_stats: (num_stats, batch, heads, n_q), the numbers that the backend saves of each row; a view of ``buffer``.
-        rounding_error: (batch, heads, n_q, value_dim), what the output lost when it was rounded to its dtype, in the
-            same dtype; a view of ``buffer``. If None, the loss does not matter.
+        rounding_error: (batch, heads, n_q, value_dim), the difference that rounding to its dtype made in the
+            output, in the same dtype; a view of ``buffer``. If None, it does not matter.
     """
 
     output: Tensor

@@ -1,9 +1,9 @@
-"""All checks of a call's input, and how its arguments become the fields of a ``Call``."""
+"""``make_call``: checks all arguments of attention, and makes a ``Call`` of them."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from numbers import Real
@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from .call import TERMS, Call
-from .kinds import FirstCall
 from .merge_terms import merge_terms
+from .plan_cache import StepRecorder
 from .precision import as_autocast, without_autocast
 from .terms import (
     TABLES,
@@ -26,12 +26,12 @@ from .terms import (
     Term,
     allowed_span,
     as_int,
-    diagonal_of,
+    causal_diagonal,
+    default_positions,
     offset_range,
     offset_step,
-    right_aligned,
 )
-from .tracing import are_numbers, can_look, holds
+from .tracing import are_static, can_read, is_known_true
 
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Integer
@@ -39,38 +39,57 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
-"""How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
+"""How far before and after its position a query attends: one number for both sides, or (before, after). None
+means any distance."""
 
-FARTHEST = 2**62
+MAX_POSITION = 2**62
 """Positions are below this number, so offsets are below twice this number."""
-MOST_DROPOUT = 0.999999
-MOST_SOFTCAP = 1e30
-"""Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
+
+MAX_DROPOUT = 0.999999
+MAX_SOFTCAP = 1e30
+"""The largest soft cap; one divided by it is the smallest. Beyond these, products with it leave float32's range."""
 
 
-class SequenceOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` that :func:`whereformer.attention_varlen` takes too."""
+class PositionOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`whereformer.attention` about positions and distances."""
 
     causal: bool
     window: Window
     scale: float | None
-    softcap: float | None
-    sinks: Tensor | None
-    dropout_p: float
     query_positions: PositionsLike | None
     key_positions: PositionsLike | None
 
 
-class CallOptions(SequenceOptions, total=False):
-    """The keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``: they define what is
-    computed."""
+class MaskOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`whereformer.attention` about padding and packed rows."""
 
     key_mask: Tensor | None
     query_documents: Tensor | None
     key_documents: Tensor | None
 
 
-_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
+class SoftmaxOptions(TypedDict, total=False):
+    """The keyword arguments of :func:`whereformer.attention` about scores and weights."""
+
+    softcap: float | None
+    sinks: Tensor | None
+    dropout_p: float
+
+
+class SiteOptions(PositionOptions, MaskOptions):
+    """The options that a :class:`~whereformer.Site` has."""
+
+
+class SequenceOptions(PositionOptions, SoftmaxOptions):
+    """The options of :func:`whereformer.attention_varlen`."""
+
+
+class CallOptions(PositionOptions, MaskOptions, SoftmaxOptions):
+    """All keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``. They define the
+    result."""
+
+
+_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0] * len(TABLES)}
 
 
 def make_call(
@@ -78,7 +97,7 @@ def make_call(
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
     value: Float[Tensor, "batch key_heads n_k value_dim"],
     terms: Sequence[Term] = (),
-    first: FirstCall | None = None,
+    recorder: StepRecorder | None = None,
     *,
     return_lse: bool = False,
     key_mask: Bool[Tensor, "batch n_k"] | None = None,
@@ -95,11 +114,10 @@ def make_call(
 ) -> Call:
     """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
 
-    The call has neither sinks, which are added to its result, nor the seed of dropout. It wants ``LogSums`` if there
-    are sinks.
+    The call has neither sinks, which are added to its result, nor the seed of dropout. With sinks it needs ``LogSums``.
 
     Args:
-        first: what writes down how tensors are cast and merged, for later calls; None: nothing does.
+        recorder: records how tensors are cast and merged, for later calls with the same signature.
 
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
@@ -114,7 +132,7 @@ def make_call(
         raise ValueError("query and key: give both, or neither for attention without content scores")
     terms = check_terms(terms)
     if query is not None and key is not None:
-        query, key, value = _check_content(query, key, value, first)
+        query, key, value = _check_content(query, key, value, recorder)
         _, heads, n_q, head_dim = query.shape
     else:
         n_q, head_dim = _length_without_content(terms, scale, softcap, query_positions, n_k), value_dim
@@ -125,21 +143,21 @@ def make_call(
         check_tensor("key_mask", key_mask, BOOL, {"batch": batch, "n_k": n_k}, device=device)
     sides = _check_window(window)
     if softcap is not None:
-        softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
-    dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
-    by_default = right_aligned(n_q, n_k)
-    with first or nullcontext():  # which may read numbers
-        queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
-        keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
+        softcap = _check_number("softcap", softcap, 1 / MAX_SOFTCAP, MAX_SOFTCAP)
+    dropout_p = _check_number("dropout_p", dropout_p, 0.0, MAX_DROPOUT)
+    default_query, default_key = default_positions(n_q, n_k)
+    with recorder or nullcontext():  # checks that read numbers keep the plan out of the cache
+        queries = _check_positions("query_positions", query_positions, default_query, batch, terms)
+        keys = _check_positions("key_positions", key_positions, default_key, batch, terms)
     _check_documents(query_documents, key_documents, batch, n_q, n_k, device)
     if sinks is not None:
-        of_query = {"batch": batch, "heads": heads, "n_q": n_q}
-        check_tensor("sinks", sinks, FLOATING, {"heads": heads}, of_query, device=device)
+        query_sizes = {"batch": batch, "heads": heads, "n_q": n_q}
+        check_tensor("sinks", sinks, FLOATING, {"heads": heads}, query_sizes, device=device)
     scale = _check_scale(scale, head_dim, value.dtype)
     low, high = _offset_limits(causal, sides, queries, keys)
     merged = _NO_TERMS
     if len(terms) > 0:
-        with without_autocast(value.device), first or nullcontext():
+        with without_autocast(value.device), recorder or nullcontext():
             terms, queries, keys, step = _without_steps(terms, queries, keys)
             low, high = None if low is None else -(-low // step), None if high is None else high // step
             merged = merge_terms(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
@@ -155,7 +173,7 @@ def make_call(
         key_documents=key_documents,
         seed=None,
         n_q=n_q,
-        affine=[n for at in (queries, keys) for n in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))],
+        affine=[*_start_and_stride(queries), *_start_and_stride(keys)],
         min_offset=low,
         max_offset=high,
         scale=scale,
@@ -165,12 +183,16 @@ def make_call(
     )
 
 
+def _start_and_stride(positions: PositionsLike) -> tuple[int, int]:
+    return (positions.start, positions.stride) if isinstance(positions, Positions) else (0, 1)
+
+
 def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, positions: Any, n_k: int) -> int:
-    """Raise for what a call without a query cannot have, and return n_q: that of positions, else n_k."""
+    """Check that no argument needs a query; return n_q, the number of query positions or else of keys."""
     for term in terms:
-        for kind, met in ((OffsetKeys, "query"), (OffsetQueries, "key")):
-            if isinstance(term, kind) and getattr(term, f"{met}_factors") is None:
-                raise ValueError(f"{kind.__name__}: needs a {met}, got {met}=None")
+        for kind, rows in ((OffsetKeys, "query"), (OffsetQueries, "key")):
+            if isinstance(term, kind) and getattr(term, f"{rows}_factors") is None:
+                raise ValueError(f"{kind.__name__}: needs a {rows}, got {rows}=None")
     for name, number in (("scale", scale), ("softcap", softcap)):
         if number is not None:
             raise ValueError(f"{name}: needs a query, got query=None")
@@ -179,14 +201,16 @@ def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, p
     return positions.length if isinstance(positions, Positions) else n_k
 
 
-def _check_content(query: Tensor, key: Tensor, value: Tensor, first: FirstCall | None) -> tuple[Tensor, Tensor, Tensor]:
+def _check_content(
+    query: Tensor, key: Tensor, value: Tensor, recorder: StepRecorder | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return query, key and value in one dtype."""
     batch, heads, n_k, _ = value.shape
     check_tensor("query", query, FLOATING, {"batch": batch, "heads": None, "n_q": None, "head_dim": None})
     sizes: dict[str, Size] = {"batch": batch, "heads": heads, "n_k": n_k, "head_dim": query.shape[3]}
     check_tensor("key", key, FLOATING, sizes, device=value.device)
     if not query.dtype == key.dtype == value.dtype:
-        with first or nullcontext():
+        with recorder or nullcontext():
             query, key, value = as_autocast(query, key, value)
     for name, tensor in (("query", query), ("key", key)):
         if tensor.dtype != value.dtype:
@@ -198,18 +222,15 @@ def _check_content(query: Tensor, key: Tensor, value: Tensor, first: FirstCall |
     return query, key, value
 
 
-def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Let a function show, in place of ``**options``, the keyword arguments of another that it passes on."""
+def show_options(options: Any) -> Callable[[Function], Function]:
+    """Let a function's signature show, in place of ``**options``, the options of a TypedDict as in ``make_call``."""
 
     def decorate(function: Function) -> Function:
         signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [
-            each
-            for each in inspect.signature(shown).parameters.values()
-            if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name not in {*signature.parameters, *without}
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+        declared = [value for value in signature.parameters.values() if value.kind is not inspect.Parameter.VAR_KEYWORD]
+        parameters = inspect.signature(make_call).parameters
+        shown = [value for name, value in parameters.items() if name in options.__optional_keys__]
+        function.__signature__ = signature.replace(parameters=[*declared, *shown])  # type: ignore[attr-defined]
         return function
 
     return decorate
@@ -221,25 +242,25 @@ def _check_documents(
     if (query_documents is None) != (key_documents is None):
         raise ValueError("query_documents and key_documents: give both or neither")
     if query_documents is not None:
-        check_tensor("query_documents", query_documents, WHOLE, {"batch": batch, "n_q": n_q}, device=device)
-        check_tensor("key_documents", key_documents, WHOLE, {"batch": batch, "n_k": n_k}, device=device)
+        check_tensor("query_documents", query_documents, INTEGER, {"batch": batch, "n_q": n_q}, device=device)
+        check_tensor("key_documents", key_documents, INTEGER, {"batch": batch, "n_k": n_k}, device=device)
 
 
-def _check_number(name: str, number: Any, least: float, most: float) -> Any:
-    """Return a number as a float if it is between two others; symbols of a compiled program stay symbols."""
-    kinds: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
-    if isinstance(number, bool) or not isinstance(number, kinds):
+def _check_number(name: str, number: Any, low: float, high: float) -> Any:
+    """Return a number from ``low`` to ``high`` as a float; symbols of a compiled program stay symbols."""
+    types: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
+    if isinstance(number, bool) or not isinstance(number, types):
         raise TypeError(f"{name}: expected a number, got {type(number).__name__}")
-    if not (torch.compiler.is_compiling() or least <= number <= most):
-        raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {number}")
+    if not (torch.compiler.is_compiling() or low <= number <= high):
+        raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {number}")
     return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
 
 
 def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> Any:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
-    most = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    return _check_number("scale", scale, -most, most)
+    limit = torch.finfo(torch.promote_types(dtype, torch.float32)).max
+    return _check_number("scale", scale, -limit, limit)
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None]:
@@ -251,25 +272,25 @@ def _check_window(window: Any) -> tuple[int | None, int | None]:
     fit = [side is None or (number is not None and number >= 0) for side, number in zip(sides, numbers, strict=True)]
     if len(sides) != 2 or not all(fit):
         raise ValueError(
-            "window: expected a whole number of at least 0, or two (before, after), where None is no limit, "
-            f"got {window!r}"
+            f"window: expected an integer of at least 0, or two (before, after), where None is no limit, got {window!r}"
         )
     # Larger numbers, which an int64 may not hold, forbid no offset.
-    before, after = (None if isinstance(number, int) and number >= 2 * FARTHEST - 1 else number for number in numbers)
+    limit = 2 * MAX_POSITION - 1
+    before, after = (None if isinstance(number, int) and number >= limit else number for number in numbers)
     return before, after
 
 
 def _offset_limits(
     causal: bool, window: tuple[int | None, int | None], queries: PositionsLike, keys: PositionsLike
 ) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest offset that causality and the window allow; None where that is any that
-    occurs, as far as one can tell without reading explicit positions."""
+    """Return the smallest and the largest offset that causality and the window allow. A limit is None if no offset
+    exceeds it, as far as this follows without reading explicit positions."""
     before, after = window
     if causal:
-        diagonal, n_k = diagonal_of(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
-        after = 0 if diagonal is None or not holds(diagonal >= n_k - 1) else None
+        diagonal, n_k = causal_diagonal(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
+        after = 0 if diagonal is None or not is_known_true(diagonal >= n_k - 1) else None
     span = None if before is None and after is None else offset_range(queries, keys)
-    if span is not None and are_numbers(*span):
+    if span is not None and are_static(*span):
         before = None if before is None or before >= -span[0] else before
         after = None if after is None or after >= span[1] else after
     return None if before is None else -before, after
@@ -278,8 +299,11 @@ def _offset_limits(
 def _without_steps(
     terms: tuple[Term, ...], queries: PositionsLike, keys: PositionsLike
 ) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike, int]:
-    """Return terms and positions in units of the tables' step, so that backends need only tables with step 1; and the
-    step."""
+    """Return terms and positions in units of the tables' step, so that backends need only tables with step 1.
+
+    Returns:
+        The terms, the positions of queries and keys, and the step.
+    """
     tables = [term for term in terms if isinstance(term, TABLES)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
@@ -292,7 +316,9 @@ def _without_steps(
         raise ValueError(f"{name}.step: a step of {step} needs affine positions, got explicit ones")
     between = offset_step(queries, keys)
     if between % step or any(term.first % step for term in tables if term.step == step):
-        raise ValueError(f"{name}.step: offsets between these positions and first are no multiples of {step}")
+        raise ValueError(
+            f"{name}.step: expected first and all offsets between these positions to be multiples of {step}"
+        )
     low, high = offset_range(queries, keys) or (0, 0)
     rescaled: list[Term] = []
     for term in terms:
@@ -303,7 +329,7 @@ def _without_steps(
                 table, first = table.index_select(1, rows.clamp(0, table.shape[1] - 1)), low
             term = replace(term, table=table, first=first // step, step=1)
         rescaled.append(term)
-    strides = [at.stride // step if at.length > 1 else 1 for at in (queries, keys)]
+    strides = [positions.stride // step if positions.length > 1 else 1 for positions in (queries, keys)]
     start = (keys.start - queries.start) // step
     return (tuple(rescaled), Positions(0, strides[0], queries.length), Positions(start, strides[1], keys.length), step)
 
@@ -311,16 +337,16 @@ def _without_steps(
 Size: TypeAlias = int | tuple[int, int] | None
 """The size of an axis: one number, either of two, or any."""
 
-FLOATING, NUMBERS, WHOLE = "a floating-point tensor", "a tensor of numbers", "a tensor of whole numbers"
+FLOATING, NUMBERS, INTEGER = "a floating-point tensor", "a tensor of numbers", "an integer tensor"
 BOOL = "a bool tensor with True = may be attended"
 
-_WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
-"""The dtypes of whole numbers that torch computes with."""
+_INTEGER_DTYPES = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
+"""The integer dtypes that torch computes with."""
 
-_IS: dict[str, Callable[[Tensor], bool]] = {
+_IS_KIND: dict[str, Callable[[Tensor], bool]] = {
     FLOATING: torch.is_floating_point,
-    NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _WHOLE,
-    WHOLE: lambda tensor: tensor.dtype in _WHOLE,
+    NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _INTEGER_DTYPES,
+    INTEGER: lambda tensor: tensor.dtype in _INTEGER_DTYPES,
     BOOL: lambda tensor: tensor.dtype == torch.bool,
 }
 
@@ -331,36 +357,37 @@ def check_tensor(
     """Raise unless a tensor is of the kind, has one of the shapes, and is on the device of the call's value.
 
     Args:
-        kind: one of those above.
+        kind: FLOATING, NUMBERS, INTEGER or BOOL.
         shapes: axes with their sizes.
-        device: None for any.
+        device: the expected device. If None, any.
     """
-    if not isinstance(tensor, Tensor) or not _IS[kind](tensor):
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{name}: expected {kind}, got {got}")
+    if not isinstance(tensor, Tensor) or not _IS_KIND[kind](tensor):
+        actual = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise TypeError(f"{name}: expected {kind}, got {actual}")
     if tensor.is_nested:
         raise TypeError(
-            f"{name}: expected a dense tensor, got a nested one; attention_varlen takes sequences of different lengths"
+            f"{name}: expected a dense tensor, got a nested one; use attention_varlen for sequences of unequal lengths"
         )
     if not any(_fits(tensor, tuple(shape.values())) for shape in shapes):
-        wanted = " or ".join(
-            f"({', '.join(axis if size is None else f'{axis} {_words(size)}' for axis, size in shape.items())})"
+        expected = " or ".join(
+            f"({', '.join(axis if size is None else f'{axis} {_format_size(size)}' for axis, size in shape.items())})"
             for shape in shapes
         )
-        raise ValueError(f"{name}: expected shape {wanted}, got {tuple(tensor.shape)}")
+        raise ValueError(f"{name}: expected shape {expected}, got {tuple(tensor.shape)}")
     if device is not None and tensor.device != device:
         raise ValueError(f"{name}: expected the value's device {device}, got {tensor.device}")
 
 
 def _fits(tensor: Tensor, sizes: tuple[Size, ...]) -> bool:
-    # Tests of membership, and comparisons of shapes with others of their number, would not compile with symbolic sizes.
+    # ``size in expected``, and a comparison of whole shapes, would not compile with symbolic sizes.
     return tensor.dim() == len(sizes) and all(
-        wanted is None or (size == wanted[0] or size == wanted[1] if isinstance(wanted, tuple) else size == wanted)
-        for size, wanted in zip(tensor.shape, sizes, strict=True)
+        expected is None
+        or (size == expected[0] or size == expected[1] if isinstance(expected, tuple) else size == expected)
+        for size, expected in zip(tensor.shape, sizes, strict=True)
     )
 
 
-def _words(size: Size) -> str:
+def _format_size(size: Size) -> str:
     return " or ".join(map(str, dict.fromkeys(size))) if isinstance(size, tuple) else str(size)
 
 
@@ -382,12 +409,12 @@ def check_term(term: Term, batch: int, heads: int, n_q: int, n_k: int, head_dim:
         if any(size == 0 for axis, size in zip(names, tensor.shape, strict=True) if axis in ("T", "r")):
             raise ValueError(f"{name}: needs at least one number, got shape {tuple(tensor.shape)}")
         if "r" in names:
-            # Other tensors of the term have the same.
+            # The term's other tensors have the same rank.
             sizes["r"] = "r", tensor.shape[names.index("r")]
 
 
 def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Return terms as a tuple if they are terms."""
+    """Return terms as a tuple; raise a TypeError unless they are terms."""
     if isinstance(terms, tuple) and len(terms) == 0:
         return ()
     if isinstance(terms, Term):
@@ -405,9 +432,9 @@ def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
 def _check_positions(
     name: str, positions: PositionsLike | None, default: Positions, batch: int, terms: tuple[Term, ...]
 ) -> PositionsLike:
-    """Check positions and return them without their history, or the default if there are none.
+    """Check positions and return them detached, or the default if they are None.
 
-    They only decide which pairs may attend, and which offset a table is read at, so they have no gradient.
+    They only decide which pairs may attend, and at which offset a table is read, so they have no gradient.
     """
     if positions is None:
         return default
@@ -419,7 +446,7 @@ def _check_positions(
     if not positions.is_floating_point():
         return positions
     if any(isinstance(term, TABLES) for term in terms):
-        raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
-    if can_look(positions) and not bool(positions.isfinite().all()):
+        raise TypeError(f"{name}: offset tables need integer positions, got {positions.dtype}")
+    if can_read(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
     return positions.detach() if positions.requires_grad else positions

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .terms import DenseBias, DistanceDecay, FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Term
-from .tracing import holds
+from .tracing import is_known_true
 
 
 def merge_terms(
@@ -134,7 +134,7 @@ def _align_tables(
     aligned = []
     for table, start in tables:
         columns = table.to(dtype)
-        if not holds(start == first) or not holds(table.shape[1] == last + 1 - first):
+        if not is_known_true(start == first) or not is_known_true(table.shape[1] == last + 1 - first):
             indices = (torch.arange(first, last + 1, device=table.device) - start).clamp(0, table.shape[1] - 1)
             # The gradient of an index would take many times as long.
             columns = columns.index_select(1, indices)

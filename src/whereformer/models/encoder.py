@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import Positions, PositionsLike
-from ..kernels.tracing import can_look
-from ..kernels.varlen import packed_texts
+from ..kernels.tracing import can_read
+from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
@@ -285,7 +285,7 @@ class Encoder(EncoderPreTrainedModel):
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
-        texts = packed_texts(inputs, words, length, length)
+        texts = packed_document_ids(inputs, words, length, length)
         if documents is not None and texts is not None:
             raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
         if documents is not None or texts is not None:
@@ -294,7 +294,7 @@ class Encoder(EncoderPreTrainedModel):
             return None
         rows = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
         begins = steps_between_tokens(rows, real)[0] <= 0
-        if can_look(begins) and not begins.any():
+        if can_read(begins) and not begins.any():
             return None
         return begins.cumsum(1).expand(batch, -1)
 
@@ -321,8 +321,10 @@ class Encoder(EncoderPreTrainedModel):
             return Positions(0, 1, length) if at is None else at, None
         longest = inputs.get("max_length_q")
         places, end = positions_in_documents(documents, real, longest)
-        if longest is not None and (not isinstance(longest, int) or (can_look(places) and longest < end)):
-            raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
-        if given is not None and can_look(given) and not (given == places).all():
+        if longest is not None and (not isinstance(longest, int) or (can_read(places) and longest < end)):
+            raise InputError(
+                "max_length_q", f"expected the length of the longest text, {end}, got {short_repr(longest)}"
+            )
+        if given is not None and can_read(given) and not (given == places).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return places, end

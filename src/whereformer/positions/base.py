@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from numbers import Integral
 from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import attention
-from ..kernels.make_call import shows_options
+from ..kernels.make_call import SoftmaxOptions, show_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -30,7 +30,7 @@ from ..kernels.terms import (
     offsets_between,
     position_values,
 )
-from ..kernels.tracing import are_numbers, can_look
+from ..kernels.tracing import are_static, can_read
 from .site import Site
 from .tables import Sources
 
@@ -61,13 +61,13 @@ def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_
     if kind is object or (value is None and annotation.endswith("None")):
         return
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InputError(field, f"expected {description}, got {shown(value)}")
+        raise InputError(field, f"expected {description}, got {short_repr(value)}")
     if kind is Integral and not -max_integer <= value <= max_integer:
         limit = f"at most {max_integer}" if value > 0 else f"at least {-max_integer}"
-        raise InputError(field, f"expected {limit}, got {shown(value)}")
+        raise InputError(field, f"expected {limit}, got {short_repr(value)}")
     # An integer may be beyond all floats.
     if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
-        raise InputError(field, f"expected a finite number, got {shown(value)}")
+        raise InputError(field, f"expected a finite number, got {short_repr(value)}")
 
 
 def check_min(minimum: int, **options: float | None) -> None:
@@ -78,7 +78,7 @@ def check_min(minimum: int, **options: float | None) -> None:
     """
     for name, value in options.items():
         if value is not None and value < minimum:
-            raise InputError(name, f"expected at least {minimum}, got {shown(value)}")
+            raise InputError(name, f"expected at least {minimum}, got {short_repr(value)}")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -141,7 +141,7 @@ class ModelShape:
         are_integers = isinstance(layers, range | list | tuple) and all(isinstance(layer, Integral) for layer in layers)
         if not are_integers or len(layers) != self.num_layers or min(layers) < 0:
             expected = f"expected a number for each of {self.num_layers} layers"
-            raise InputError("layer_of_pass", f"{expected}, got {shown(layers)}")
+            raise InputError("layer_of_pass", f"{expected}, got {short_repr(layers)}")
         values = {
             "head_dim": self.head_dim or self.hidden_size // self.num_heads,
             "embedding_size": self.embedding_size or self.hidden_size,
@@ -150,11 +150,6 @@ class ModelShape:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
-
-_SITE_OPTIONS = {
-    "query_positions", "key_positions", "key_mask", "causal", "window", "scale", "query_documents", "key_documents",
-}  # fmt: skip
-"""The arguments of ``attention`` that a site has."""
 
 _HOOKS = {
     "embed": ("embeddings",),
@@ -265,7 +260,7 @@ class PositionMethod(nn.Module):
         """Whether the method does anything in :meth:`attend`, in one layer or, if None, in any layer."""
         return any(method.acts_on - {"embeddings"} for method in self.components(layer))
 
-    @shows_options(attention, without=_SITE_OPTIONS)
+    @show_options(SoftmaxOptions)
     def attend(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
@@ -277,7 +272,7 @@ class PositionMethod(nn.Module):
         *,
         return_lse: bool = False,
         backend: str = "auto",
-        **options: Any,
+        **options: Unpack[SoftmaxOptions],
     ) -> Any:
         """Run attention with the method: all its hooks in a layer except ``embed``, then :func:`whereformer.attention`.
 
@@ -311,8 +306,8 @@ class PositionMethod(nn.Module):
             self._warn_missing_embed()
         query, key, value, method_terms = self.apply_hooks(hidden, query, key, value, site)
         site_options: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
-        options |= {"return_lse": return_lse, "backend": backend}
-        return attention(query, key, value, (*method_terms, *terms), **site_options, **options)
+        other_options: dict[str, Any] = {**options, "return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*method_terms, *terms), **site_options, **other_options)
 
     def apply_hooks(
         self,
@@ -413,8 +408,8 @@ class PositionMethod(nn.Module):
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
         wrong_dtype = positions.is_complex() or positions.dtype is torch.bool
-        if wrong_dtype or (can_look(positions) and not positions.isfinite().all()):
-            raise InputError(name, f"expected finite numbers, got {shown(positions)}")
+        if wrong_dtype or (can_read(positions) and not positions.isfinite().all()):
+            raise InputError(name, f"expected finite numbers, got {short_repr(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             expected = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {expected}, got {tuple(positions.shape)}")
@@ -643,7 +638,7 @@ def offset_span(
     span = offset_range(query_positions, key_positions)
     if span is not None:
         first, last = span
-        if reach is not None and not are_numbers(first, last):
+        if reach is not None and not are_static(first, last):
             # A compiled program for any length has the same table for all lengths.
             return -reach, reach
         if reach is not None:
@@ -719,7 +714,7 @@ def table_rows(
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs integer positions, got {positions.dtype}")
     positions = position_values(positions, device)
-    if can_look(positions) and positions.numel():
+    if can_read(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < min_position or high >= num_rows:
             raise out_of_range(name, num_rows, low if low < 0 else high)

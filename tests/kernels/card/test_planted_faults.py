@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tests.kernels.card import card, test_cases, test_replays
-from whereformer.kernels.operators import Plan
-from whereformer.kernels.tracing import layouts_of
+from whereformer.kernels.backend import Plan
+from whereformer.kernels.tracing import tensor_layouts
 from whereformer.kernels.triton import launch, plan
 
 write, share, add = plan._Recorder.build_function, plan._Recorder._share_memory, plan._Recorder.add_launch
@@ -59,30 +59,35 @@ FAULTS = {
         "False",
         lambda records, patch: test_replays.test_autocast_around_the_backward_alone(records),
     ),
-    "alignment is forgotten": (layouts_of, "address & 15", "0", replay(test_replays.test_alignment, 0, torch.float32)),
-    "strides are forgotten": (layouts_of, "tensor.stride(), ", "", replay(strides)),
+    "alignment is forgotten": (
+        tensor_layouts,
+        "address & 15",
+        "0",
+        replay(test_replays.test_alignment, 0, torch.float32),
+    ),
+    "strides are forgotten": (tensor_layouts, "tensor.stride(), ", "", replay(strides)),
     "the layout of the output's gradient is forgotten": (
         Plan.backward,
-        "layouts_of(whole)",
-        "layouts_of([*tensors, given.output, given.kept])",
+        "tensor_layouts(all_tensors)",
+        "tensor_layouts([*tensors, inputs.output, inputs.buffer])",
         replay(gradients),
     ),
     "the layouts of saved tensors are forgotten": (
         Plan.backward,
-        "layouts_of(whole)",
-        "layouts_of(whole[len(tensors) :])",
+        "tensor_layouts(all_tensors)",
+        "tensor_layouts(all_tensors[len(tensors) :])",
         replay(test_replays.test_saved_tensors_come_back_elsewhere, "parts of a projection"),
     ),
     "needs are forgotten": (Plan.backward, "(*needs, ", "(sum(needs), ", replay(test_replays.test_needs_that_differ)),
 }
 
 
-def plant(monkeypatch, function, part, other):
+def plant(monkeypatch, function, part, replacement):
     """Give a function the code of a source in which a part is another."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(part) == 1
     namespace = dict(function.__globals__)
-    exec("from __future__ import annotations\n" + source.replace(part, other), namespace)
+    exec("from __future__ import annotations\n" + source.replace(part, replacement), namespace)
     monkeypatch.setattr(function, "__code__", namespace[function.__name__].__code__)
 
 

@@ -88,16 +88,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 2, 3, "d_out"])
+@pytest.mark.parametrize("shifted_input", [0, 2, 3, "d_out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alignment(place, dtype):
+def test_alignment(shifted_input, dtype):
     terms = bias if dtype == torch.float32 else vectors
     for numbers in (0, 1, 0, 4, 3):
         inputs, built, d_out = rows(dtype=dtype), terms(), random(BATCH, HEADS, N, DIM, dtype=dtype)
-        if place == "d_out":
+        if shifted_input == "d_out":
             d_out = shifted(d_out, numbers)
-        elif place < 3:
-            inputs[place] = shifted(inputs[place], numbers)
+        elif shifted_input < 3:
+            inputs[shifted_input] = shifted(inputs[shifted_input], numbers)
         else:
             built[0] = type(built[0])(shifted(built[0].table, numbers), -4)
         check(inputs, built, d_out)
@@ -106,8 +106,8 @@ def test_alignment(place, dtype):
 def test_strides():
     for layout in ("in one piece", *LAYOUTS):
         check([LAYOUTS[layout](tensor) for tensor in rows()], bias())
-        query, *others = rows()
-        check([LAYOUTS[layout](query), *others], bias())
+        query, *key_value = rows()
+        check([LAYOUTS[layout](query), *key_value], bias())
 
 
 def test_strides_of_the_outputs_gradient():
@@ -118,8 +118,8 @@ def test_strides_of_the_outputs_gradient():
 
 def test_inputs_share_memory(records):
     for _ in range(3):
-        whole, table = random(1, HEADS, 60, DIM), random(HEADS, 300)
-        check([whole[:, :, :20], whole[:, :, 10:30], whole[:, :, 20:40]], [OffsetBias(table[:, 7:200], -100)])
+        memory, table = random(1, HEADS, 60, DIM), random(HEADS, 300)
+        check([memory[:, :, :20], memory[:, :, 10:30], memory[:, :, 20:40]], [OffsetBias(table[:, 7:200], -100)])
     assert records == [True, True]
 
 
@@ -245,10 +245,10 @@ def test_launch_hooks(records, monkeypatch):
     """None, a function, or a chain of functions. Those that watch launches see all of them, so no plan is used."""
     from triton import knobs
 
-    seen = []
+    watched = []
 
     def watch(metadata):
-        seen.append(metadata.get())
+        watched.append(metadata.get())
 
     chain = knobs.HookChain()
     chain.add(watch)
@@ -258,9 +258,9 @@ def test_launch_hooks(records, monkeypatch):
         check(rows(), bias())
         for hook, watches in ((knobs.HookChain(), False), (chain, True), (None, False), (watch, True)):
             monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
-            del seen[:], records[:], card.launches[:]
+            del watched[:], records[:], card.launches[:]
             check(rows(), bias())
-            assert (len(seen), len(card.launches), len(records)) == ((6, 6, 2) if watches else (0, 6, 0))
+            assert (len(watched), len(card.launches), len(records)) == ((6, 6, 2) if watches else (0, 6, 0))
 
 
 def test_deterministic_algorithms():

@@ -19,7 +19,7 @@ MAX_BLOCK = 128
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def why_not(call: Call, device: torch.device) -> str | None:
+def unsupported_reason(call: Call, device: torch.device) -> str | None:
     """Return why this backend cannot take the call on that device; None if it can."""
     if reason := _unavailable_on(device):
         return reason

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
 from ..call import Call, ForwardState, LogSums, select_input
-from ..operators import Again, Backend, Given, Operators, Results
 from ..terms import position_values
 from . import arguments, available
 from .blocks import cdiv, choose_blocks, choose_precision
@@ -28,12 +28,12 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 class Triton(Backend):
     """The backend; of each row it saves the :class:`Norm`, in one number or two."""
 
-    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
+    name, supported_inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
 
-    def why_not(self, call: Call, device: torch.device) -> str | None:
-        return available.why_not(call, device)
+    def unsupported_reason(self, call: Call, device: torch.device) -> str | None:
+        return available.unsupported_reason(call, device)
 
-    def adapted(self, call: Call) -> Call:
+    def adapt(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
         if call.scale <= 0:
             # The kernels take the largest product of a row for that of its largest score.
@@ -55,18 +55,18 @@ class Triton(Backend):
             changes["query_table_factors"] = key.float() * call.scale
         return replace(call, **changes) if changes else call
 
-    def new_kept(self, call: Call) -> Tensor:
+    def new_buffer(self, call: Call) -> Tensor:
         return _forward_state(call).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         return record(lambda: self._forward(call), tensors)
 
     def backward(
-        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Again]:
-        return record(lambda: self._backward(call, given, needed), tensors)
+        self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Replay]:
+        return record(lambda: self._backward(call, inputs, grad_names), tensors)
 
-    def _forward(self, call: Call) -> Results:
+    def _forward(self, call: Call) -> ForwardOutputs:
         state = _forward_state(call)
         if state.output.numel() == 0 or call.n_k == 0:
             state.output.zero_()
@@ -76,9 +76,9 @@ class Triton(Backend):
                 _launch_forward(part, state.select(rows))
         return state.output, state.buffer, _compute_log_sums(state.row_stats) if call.wants_lse else None
 
-    def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
-        d_output, d_lse, *results = given
-        gradients = {name: call.new_gradient(name) for name in needed}
+    def _backward(self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str]) -> list[Tensor]:
+        d_output, d_lse, *results = inputs
+        gradients = {name: call.new_gradient(name) for name in grad_names}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
         state, parts = _forward_state(call, *results), list(arguments.split_queries(call))
@@ -87,7 +87,7 @@ class Triton(Backend):
         sums = {name: torch.zeros_like(gradient, dtype=call.score_dtype) for name, gradient in gradients.items()}
         for part, rows in parts:
             index = slice(rows.start, rows.stop)
-            shares = {name: torch.empty_like(part.new_gradient(name), dtype=call.score_dtype) for name in needed}
+            shares = {name: torch.empty_like(part.new_gradient(name), dtype=call.score_dtype) for name in grad_names}
             part_d_output, part_d_lse = d_output[:, :, index], None if d_lse is None else d_lse[:, :, index]
             backward = _Backward(part, state.select(rows), shares, part_d_output, part_d_lse)
             for name, gradient in backward.run().items():

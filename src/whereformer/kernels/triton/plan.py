@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from ..precision import without_autocast
-from ..torch_private import DispatchMode, leaves
+from ..torch_private import DispatchMode, flatten_tree
 from .available import is_interpreted
 
 if TYPE_CHECKING:
@@ -141,8 +141,8 @@ class _Recorder(DispatchMode):
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results, name = operation(*args, **kwargs), operation.overloadpacket.__name__
-        outputs = [leaf for leaf in leaves(results) if isinstance(leaf, Tensor)]
-        inputs = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in flatten_tree(results) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
         is_sequence, new = isinstance(results, tuple | list), [id(tensor) not in self.names for tensor in outputs]
         if name in ("detach", "alias"):
             self.live_tensors.append(outputs[0])
@@ -177,7 +177,7 @@ class _Recorder(DispatchMode):
         types: list[str] = []
         parts: list[str | _Address] = []
         for argument, signature in compiled.src.signature.items():
-            for value, type_name in zip(leaves(arguments.get(argument)), leaves(signature), strict=True):
+            for value, type_name in zip(flatten_tree(arguments.get(argument)), flatten_tree(signature), strict=True):
                 if type_name != "constexpr":
                     types.append(type_name)
                     parts += [", ", self._address(value) if isinstance(value, Tensor) else repr(value)]
