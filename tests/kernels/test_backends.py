@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from whereformer.kernels.backend_choice import OPERATORS
 
 from tests.kernels.cases import (
     BATCH,
@@ -45,6 +44,7 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import blockwise
+from whereformer.kernels.backend_choice import OPERATORS
 
 WAYS = ("blockwise in small blocks", *OPERATORS)
 
