@@ -96,8 +96,8 @@ def attention(
 ):
     """Multi-head softmax attention with position terms.
 
-    ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
-    plus what :class:`OffsetValues` terms add.
+    ``score_ij = scale * <query_i, key_j>`` plus the scores of the terms, and
+    ``out_i = sum_j softmax(score)_ij value_j`` plus the vectors of :class:`OffsetValues` terms.
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
@@ -111,7 +111,7 @@ def attention(
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
         window: allow only keys whose position is at most this far before or after the query's: an integer for both
-            sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
+            sides, or a pair (before, after), where None sets no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
             :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query have neither
