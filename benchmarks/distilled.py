@@ -26,7 +26,7 @@ from whereformer import EncoderForMaskedLM, load_pretrained
 from whereformer.analysis import distill_positions
 from whereformer.analysis.held_out import lm_score
 from whereformer.cli.main import execute
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.streams import Stream
 from whereformer.data.windows import HELD_OUT_RATE, mask_tokens
@@ -73,7 +73,7 @@ class Distilled:
 
     def _measure(self, path: Path) -> dict[str, dict[str, Any]]:
         """Return the number of position parameters and the losses of each variant, by the tokens in a window."""
-        text = open_or_encode(self.out / "cache", Text(self.data), TokenizerChoice(path, 0))
+        text = open_or_encode(self.out / "cache", TextSource(self.data), TokenizerChoice(path, 0))
         teacher = _load(path)
         length = teacher.config.max_position_embeddings
         fitting = partial(_windows, text.training, text, length, self.fit_tokens)

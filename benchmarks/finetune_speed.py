@@ -34,13 +34,12 @@ from transformers import (
 )
 
 from whereformer.cli.main import execute
-from whereformer.data import batches
+from whereformer.data import batches, glue
+from whereformer.data import labeled as rows
 from whereformer.lab.loading import load_classifier, load_tokenizer, quiet_transformers
 from whereformer.lab.optimizer import build_optimizer
 from whereformer.lab.train import Training, train
 from whereformer.provenance import write_results
-from whereformer.recipes import glue
-from whereformer.recipes import labeled as rows
 
 PEER = "transformers"
 
@@ -107,11 +106,11 @@ class Speed:
                 models[name] = AutoModelForSequenceClassification.from_pretrained(
                     self.model, num_labels=classes or 1, attn_implementation="sdpa"
                 )
-        encoded = rows.tokenized(data.train, tokenizer, 512, models["ours"].config)
-        drawn = list(islice(batches.Drawn(encoded.lengths, self.batch_size, 0), self.steps * self.rounds))
+        encoded = rows.tokenize(data.train, tokenizer, 512, models["ours"].config)
+        drawn = list(islice(batches.RandomBatches(encoded.lengths, self.batch_size, 0), self.steps * self.rounds))
         plain = [
             {"input_ids": list(ids), "labels": label, "length": len(ids)}
-            | ({"token_type_ids": list(types)} if encoded.typed else {})
+            | ({"token_type_ids": list(types)} if encoded.has_types else {})
             for (ids, types), label in zip(encoded.rows, encoded.labels, strict=True)
         ]
         optimizers = {name: build_optimizer(model, 3e-5) for name, model in models.items() if name.startswith(PEER)}
@@ -144,7 +143,7 @@ class Speed:
 
         def batch(step: int) -> dict[str, torch.Tensor]:
             started.append(time.process_time())
-            return encoded.padded(drawn[step])
+            return encoded.collate(drawn[step])
 
         plan = Training(steps=self.steps, rate=3e-5, warmup=0)
         train(model, batch, plan)

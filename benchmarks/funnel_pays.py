@@ -33,8 +33,7 @@ from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceCla
 from whereformer.analysis import count_flops
 from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.cli.main import execute
-from whereformer.data.batches import Drawn, by_length
-from whereformer.data.corpus import Text
+from whereformer.data.batches import RandomBatches, by_length
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows
@@ -188,7 +187,7 @@ class Pays:
         lengths = torch.tensor([[len(ids)] for ids, _ in train])
 
         def batches(seed: int) -> Iterator[Batch]:
-            for rows in Drawn(lengths, self.batch_tokens, seed, tokens=True):
+            for rows in RandomBatches(lengths, self.batch_tokens, seed, tokens=True):
                 yield _padded([train[row] for row in rows])
 
         seconds = self._seconds(

@@ -31,7 +31,7 @@ from torch import Tensor
 
 import whereformer
 from whereformer.analysis import diagonals
-from whereformer.analysis.reading import position_vectors
+from whereformer.analysis.position_scores import read_position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
@@ -161,7 +161,7 @@ class FromStart:
         found = []
         saved = {int(path.name.rpartition("-")[2]): path for path in (folder / "checkpoints").glob("checkpoint-*")}
         for step, path in sorted({**saved, self.steps: folder / "model"}.items()):
-            vectors = position_vectors(load(str(path)), self.length)
+            vectors = read_position_vectors(load(str(path)), self.length)
             assert vectors is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)

@@ -35,8 +35,8 @@ from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
 from whereformer.lab.run import read_records, threads
+from whereformer.lab.translation import load, translate_lines
 from whereformer.provenance import write_results
-from whereformer.recipes.translating import load, translate_lines
 
 METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
 

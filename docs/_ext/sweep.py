@@ -32,9 +32,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from whereformer import attach, detach
 from whereformer.errors import InputError, one_line
-from whereformer.models.attachment import found, proof
+from whereformer.models.attachment import find_calls, verify
 from whereformer.models.attachment.hooks import NAME
-from whereformer.models.attachment.trial import trial
+from whereformer.models.attachment.trial_run import trial_copy
 
 SECONDS = 120
 """What one model class may take of a processor, in all its sizes."""
@@ -275,18 +275,18 @@ class Logged(logging.Handler):
 
 @contextlib.contextmanager
 def attending(attend: Callable[..., Any]) -> Iterator[None]:
-    """Let the proof call another function in place of our attention, which is that function's first argument."""
-    right = vars(found)["attend"]
-    vars(found)["attend"] = functools.partial(attend, right)
+    """Let the verification call another function instead of our attention, which is the function's first argument."""
+    right = vars(find_calls)["attend"]
+    vars(find_calls)["attend"] = functools.partial(attend, right)
     try:
         yield
     finally:
-        vars(found)["attend"] = right
+        vars(find_calls)["attend"] = right
 
 
 def judge(model: PreTrainedModel) -> dict[str, Any]:
     """What ``attach`` makes of a model."""
-    logger, logged = logging.getLogger(proof.__name__), Logged()
+    logger, logged = logging.getLogger(verify.__name__), Logged()
     logger.addHandler(logged)
     try:
         own = sees_later(model)
@@ -297,11 +297,11 @@ def judge(model: PreTrainedModel) -> dict[str, Any]:
         row["parts"] = list(stacks)
         detach(model)
         if logged.lines:
-            return {**row, "outcome": "not proven", "why": logged.lines[0]}
+            return {**row, "outcome": "not verified", "why": logged.lines[0]}
         if (served := sees_later_with_a_method(model)) is not None and served != own:
             return {**row, "outcome": "wrong", "why": f"sees later tokens: {own}, with a method: {served}"}
         # In a decoder of objects the first layer sees zeros only, whose scores do not matter.
-        layers = [call.module for call in found.find_calls(model)]
+        layers = [call.module for call in find_calls.find_calls(model)]
         return {**row, "caught": is_caught(model, layers[0]) or is_caught(model, layers[-1])}
     except InputError as error:
         return {"outcome": "refused", "why": one_line(str(error))}
@@ -339,7 +339,7 @@ def states_of(model: PreTrainedModel, mask: dict[str, int], last: int) -> torch.
         inputs["decoder_input_ids"] = inputs.pop("input_ids")
         inputs = {name.replace("attention_mask", "decoder_attention_mask"): each for name, each in inputs.items()}
         inputs["input_ids"] = ids[:, :5]
-    with trial(model) as copied:
+    with trial_copy(model) as copied:
         outputs = copied(**inputs)
     first = 0 if mask.get("attention_mask", 1) else 1
     return next(each for each in outputs.to_tuple() if torch.is_tensor(each) and each.shape[:2] == (1, 8))[:, first:]
@@ -363,7 +363,7 @@ def is_caught(model: PreTrainedModel, layer: Any) -> bool:
     def multiply(right: Callable[..., Any], module: Any, query: torch.Tensor, *given: Any, **options: Any) -> Any:
         return right(module, query * 1.01 if hasattr(module, "is_wrong") else query, *given, **options)
 
-    layer.is_wrong = True  # the copies that the proof runs have it, too
+    layer.is_wrong = True  # the copies that the verification runs have it, too
     try:
         with attending(multiply):
             attach(model, "none")
@@ -494,7 +494,7 @@ def outcome(rows: list[dict[str, Any]]) -> str:
     """What becomes of a configuration's models: the worst, but that one model that is right is enough."""
     outcomes = {row["outcome"] for row in rows}
     return next(
-        each for each in ("crashed", "wrong", "not proven", "right", "refused", "not built") if each in outcomes
+        each for each in ("crashed", "wrong", "not verified", "right", "refused", "not built") if each in outcomes
     )
 
 

@@ -16,8 +16,8 @@ from whereformer import (
     position_names,
 )
 from whereformer.analysis.properties import (
+    count_operations,
     curve_share,
-    operations,
     parameter_growth,
     reached_parameters,
     shift_change,
@@ -185,14 +185,14 @@ class OneAfterTheOther(PositionMethod):
 
 def test_a_walk_from_position_to_position_is_counted():
     model = build_position("none", hidden_size=8, num_heads=2, max_length=64).model
-    short, long = (operations(OneAfterTheOther(model), length) for length in (16, 64))
+    short, long = (count_operations(OneAfterTheOther(model), length) for length in (16, 64))
     assert (long - short) % 48 == 0 < long - short
 
 
 def test_floater_alone_walks():
     def grows(name):
         sizes = {"hidden_size": 8, "num_heads": 2}
-        short, long = (operations(build_position(name, max_length=n, **sizes), n) for n in (8, 32))
+        short, long = (count_operations(build_position(name, max_length=n, **sizes), n) for n in (8, 32))
         return long > short
 
     assert [name for name in position_names() if grows(name)] == ["floater"]

@@ -3,11 +3,11 @@
 import pytest
 
 from whereformer import files
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 
 
 def load_documents(paths, column=None):
-    return ["".join(document) for document in Text(paths, column).documents()]
+    return ["".join(document) for document in TextSource(paths, column).documents()]
 
 
 def only_folder(cache):

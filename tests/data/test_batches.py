@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whereformer.data.batches import Drawn, by_length
+from whereformer.data.batches import RandomBatches, by_length
 
 PAIRS = st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=300)
 
@@ -21,7 +21,7 @@ def epoch_of(drawn, rows):
 @given(PAIRS, st.integers(1, 200), st.booleans(), st.integers(0, 5))
 def test_an_epoch_has_every_row_once_and_no_batch_has_more_than_is_asked_for(lengths, most, tokens, seed):
     lengths = torch.tensor(lengths)
-    drawn = iter(Drawn(lengths, most, seed, tokens=tokens))
+    drawn = iter(RandomBatches(lengths, most, seed, tokens=tokens))
     epochs = [epoch_of(drawn, len(lengths)) for _ in range(2)]
     for found in (*epochs, by_length(lengths, most, tokens=tokens)):
         assert sorted(chain(*found)) == list(range(len(lengths)))
@@ -40,7 +40,7 @@ def some_lengths():
 
 def test_batches_have_little_padding_and_come_in_any_order():
     lengths = some_lengths()
-    for drawn in (Drawn(lengths, 512, 0, tokens=True), Drawn(lengths, 16, 0)):
+    for drawn in (RandomBatches(lengths, 512, 0, tokens=True), RandomBatches(lengths, 16, 0)):
         found = list(islice(drawn, 200))
         padded = sum(int(lengths[batch].amax(0).sum()) * len(batch) for batch in found)
         real = sum(int(lengths[batch].sum()) for batch in found)
@@ -53,7 +53,7 @@ def test_batches_have_little_padding_and_come_in_any_order():
 
 def test_the_seed_decides_which_batches_come():
     lengths = some_lengths()
-    first, again, other = (list(islice(Drawn(lengths, 256, seed, tokens=True), 300)) for seed in (1, 1, 2))
+    first, again, other = (list(islice(RandomBatches(lengths, 256, seed, tokens=True), 300)) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 

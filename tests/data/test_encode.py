@@ -15,10 +15,10 @@ from pyarrow import parquet
 from tests.data.harm import DAMAGE, contents, damage, load_documents, only_folder, stop_before_the_end
 from whereformer import files, manifest
 from whereformer.data import encode
-from whereformer.data.corpus import Text, is_held_out
+from whereformer.data.corpus import TextSource, is_held_out
 from whereformer.data.encode import TokenizerChoice, open_or_encode
-from whereformer.data.read import fetched
-from whereformer.data.streams import TokenFile, packed
+from whereformer.data.read import download
+from whereformer.data.streams import TokenFile, to_bytes
 from whereformer.data.tokenizers import check_predictable, fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.manifest import fingerprint
@@ -28,7 +28,7 @@ CHOICE = TokenizerChoice(None, 120)
 
 @pytest.fixture(autouse=True)
 def _small_lots(monkeypatch):
-    monkeypatch.setattr(encode, "LOT", 2)
+    monkeypatch.setattr(encode, "CHUNK", 2)
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def file(tmp_path):
 def made(file, cache, choice=CHOICE):
     """The encoded text, and what was said."""
     said = []
-    return open_or_encode(cache, Text([file]), choice, said.append), said
+    return open_or_encode(cache, TextSource([file]), choice, said.append), said
 
 
 def whole(stream):
@@ -58,7 +58,7 @@ def same(first, second):
 
 def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
     encoded, said = made(file, tmp_path / "cache")
-    training, pages = [*Text([file])], [*Text([file]).pages()]
+    training, pages = [*TextSource([file])], [*TextSource([file]).pages()]
     held_out = [page for page in pages if page not in training]
     tokenizer = fit_tokenizer(training, 120)
     assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
@@ -66,7 +66,9 @@ def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
         found = tokenizer.backend_tokenizer.encode_batch(pages, add_special_tokens=False)
         expected = torch.tensor([token for page in found for token in (*page.ids, encoded.vocabulary.sep)])
         assert torch.equal(whole(stream), expected)
-        assert torch.equal(stream.counts(encoded.vocabulary.size), expected.bincount(minlength=encoded.vocabulary.size))
+        assert torch.equal(
+            stream.count_ids(encoded.vocabulary.size), expected.bincount(minlength=encoded.vocabulary.size)
+        )
     assert said == ["learning the vocabulary", "encoding the text"]
 
 
@@ -158,19 +160,19 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):
     file.write_text("a word and another word\n" * 200_000)
     with file.open("ab") as end:
         end.write(b"\xff")  # which would be refused if it were read
-    assert next(Text([file]).pages()).startswith("a word")
+    assert next(TextSource([file]).pages()).startswith("a word")
 
 
 def test_a_slice_of_a_file_is_its_ids(tmp_path):
     ids, path = [0, 70_000, 5], tmp_path / "a.ids"
-    path.write_bytes(packed(ids))
+    path.write_bytes(to_bytes(ids))
     stream = TokenFile(path)
     assert len(stream) == 3
     assert stream[0:3].tolist() == ids
     assert stream[1:99].tolist() == ids[1:]
     assert stream[3:5].tolist() == []
     assert stream[0:3].dtype == torch.long
-    assert stream.counts(70_001).nonzero().flatten().tolist() == sorted(ids)
+    assert stream.count_ids(70_001).nonzero().flatten().tolist() == sorted(ids)
     with pytest.raises(ValueError, match="without a step"):
         stream[0:3:2]
 
@@ -189,19 +191,19 @@ def test_data_sets_of_the_hub_are_read_where_their_library_keeps_them(hub, tmp_p
     text = "one \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")
     parquet.write_table(pa.table({"text": [text, "two", None], "n": [1, 2, 3]}), hub / "train.parquet")
     said = []
-    paths = fetched([f"hub:{hub}", "other.txt"], said.append)
+    paths = download([f"hub:{hub}", "other.txt"], said.append)
     assert paths[-1] == "other.txt"
     assert load_documents(paths[:-1]) == ["one \U0001f600", "two"]
-    assert said == [f"getting hub:{hub}"]
-    assert fetched([f"hub:{hub}"], print) == paths[:-1]
+    assert said == [f"downloading hub:{hub}"]
+    assert download([f"hub:{hub}"], print) == paths[:-1]
     assert all(path.startswith(str(tmp_path / "library")) for path in paths[:-1])
     with pytest.raises(InputError, match=r"data: cannot read hub:.*from the Hugging Face Hub"):
-        fetched([f"hub:{tmp_path / 'gone'}"], print)
+        download([f"hub:{tmp_path / 'gone'}"], print)
     with pytest.raises(InputError, match="expected hub:NAME, hub:NAME:CONFIG"):
-        fetched(["hub:"], print)
+        download(["hub:"], print)
 
 
-@pytest.mark.parametrize("place", [(files, "move_folder"), (encode, "packed")])
+@pytest.mark.parametrize("place", [(files, "move_folder"), (encode, "to_bytes")])
 def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, place):
     def full(*given):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -222,7 +224,7 @@ def test_a_text_that_another_version_encoded_is_encoded_again_or_used_knowingly(
     assert older.name.endswith(f"-{version}")
     before = {path: path.read_bytes() for path in older.iterdir()}
     monkeypatch.setattr(encode, "this_version", lambda: "9.9.9")
-    kept = open_or_encode(cache, Text([file]), CHOICE, said.append, lambda version: asked.append(version) or True)
+    kept = open_or_encode(cache, TextSource([file]), CHOICE, said.append, lambda version: asked.append(version) or True)
     assert said == [f"using {older}, which whereformer {version} encoded"]
     assert asked == [version]
     assert kept.training.path.parent == older
@@ -298,7 +300,7 @@ def test_a_text_of_special_tokens_has_nothing_to_predict():
 
 def test_a_stream_is_opened_by_text(tmp_path, monkeypatch):
     """C code that asks a path for its text takes Ctrl-C there for an error of its own, which would be a traceback."""
-    (tmp_path / "training.ids").write_bytes(packed([1, 2, 3]))
+    (tmp_path / "training.ids").write_bytes(to_bytes([1, 2, 3]))
     stream, real = TokenFile(tmp_path / "training.ids"), numpy.fromfile
     monkeypatch.setattr(
         numpy, "fromfile", lambda file, *more, **options: real({str: file}[type(file)], *more, **options)

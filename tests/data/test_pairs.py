@@ -20,7 +20,7 @@ VOCABULARY = 320
 
 @pytest.fixture(autouse=True)
 def _small_lots(monkeypatch):
-    monkeypatch.setattr(subwords, "LOT", 64)
+    monkeypatch.setattr(subwords, "CHUNK", 64)
 
 
 def lines():
@@ -70,7 +70,7 @@ def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, 
         assert listed(found) == expected
         assert found.lengths.tolist() == [[len(line) for line in row] for row in expected]
         some = torch.tensor([2, 0, 2])
-        assert listed(found.chosen(some)) == [expected[row] for row in some]
+        assert listed(found.select(some)) == [expected[row] for row in some]
     assert said == ["learning the vocabulary", "encoding the text"]
 
 
@@ -143,7 +143,7 @@ def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
     (expected, _), _ = made(data, tmp_path / "cache")
     as_second_process(monkeypatch)
     assert listed(made(data, tmp_path / "cache")[0][0]["training"]) == listed(expected["training"])
-    with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
+    with pytest.raises(InputError, match=r"^cache: .* lacks files that the main process wrote"):
         made(data, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from whereformer.data import parallel
 from whereformer.data.parallel import Pairs
-from whereformer.data.read import lines_of, read_lines
+from whereformer.data.read import decode_lines, read_lines
 from whereformer.errors import InputError
 
 ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
@@ -71,7 +71,7 @@ def test_lines_come_back_as_they_were_written(lines):
     data = "".join(f"{line}\n" for line in lines).encode()
     assume_no_mark = data.removeprefix(b"\xef\xbb\xbf")
     expected = assume_no_mark.decode().split("\n")[:-1]
-    assert [*lines_of("source", "text", io.BytesIO(data))] == expected
+    assert [*decode_lines("source", "text", io.BytesIO(data))] == expected
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
@@ -95,13 +95,13 @@ def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
 def held_out_in_memory(pairs):
     """The rows to train on and those held out, from lists of all rows."""
     full = [row for row, pair in enumerate(pairs) if all(line.strip() for line in pair)]
-    held_out = full[:: parallel.EVERY][: parallel.HELD_OUT]
+    held_out = full[:: parallel.HELD_OUT_EVERY][: parallel.MAX_HELD_OUT]
     return [row for row in range(len(pairs)) if row not in held_out], held_out
 
 
 @pytest.mark.parametrize(("most", "empty"), [(2000, ""), (2000, " "), (3, "")])
 def test_pairs_with_text_are_held_out_the_same_ones_every_time(tmp_path, monkeypatch, most, empty):
-    monkeypatch.setattr(parallel, "HELD_OUT", most)
+    monkeypatch.setattr(parallel, "MAX_HELD_OUT", most)
     lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
     pairs = [*zip(*lines, strict=True)]
     parts = [replace(aligned(tmp_path, *lines), held_out=held_out) for held_out in (False, True)]

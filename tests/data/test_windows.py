@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whereformer.data.encode import unigram_entropy
-from whereformer.data.streams import TokenFile, packed
-from whereformer.data.tokenizers import MASK, Vocabulary, trained_vocabulary
-from whereformer.data.windows import IGNORED, Stage, Windows, _order, growing, mask_tokens
+from whereformer.data.streams import TokenFile, to_bytes
+from whereformer.data.tokenizers import MASK, Vocabulary, build_vocabulary
+from whereformer.data.windows import IGNORED, Stage, Windows, _order, growing_stages, mask_tokens
 from whereformer.errors import InputError
 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
@@ -28,7 +28,7 @@ def text_of(batch):
 
 def test_masking_follows_bert():
     tokens = stream(200_000).view(-1, 100)
-    inputs, labels = mask_tokens(tokens, 0.15, trained_vocabulary(100), torch.Generator().manual_seed(1))
+    inputs, labels = mask_tokens(tokens, 0.15, build_vocabulary(100), torch.Generator().manual_seed(1))
     chosen = labels != IGNORED
     assert (chosen.sum(1) == 15).all()
     assert torch.equal(labels[chosen], tokens[chosen])
@@ -61,7 +61,7 @@ def test_windows_are_at_places_that_each_pass_orders_anew(length, rows, in_file,
     """One window after another, by its number in the stage, from a tensor or a file; a step may read several passes."""
     tokens = stream(1000)
     path = tmp_path / "tokens"
-    path.write_bytes(packed(tokens.tolist()))
+    path.write_bytes(to_bytes(tokens.tolist()))
     drawn = replace(
         WINDOWS, stream=TokenFile(path) if in_file else tokens, stages=[Stage(12, 2, 3), Stage(length, 9, rows)]
     )
@@ -123,18 +123,18 @@ def test_stages_follow_one_another():
 
 def test_held_out_windows_are_the_same_for_every_training(monkeypatch):
     stream = torch.arange(10, 160)
-    judged = replace(WINDOWS, end=(2,), uniforms=True).judging(stream)
+    judged = replace(WINDOWS, end=(2,), uniforms=True).held_out_windows(stream)
     batches = list(judged)
     assert sorted(text_of(batches[0])[:, 1].diff().abs().tolist()) != [14] * 8  # in no order
     assert sum(len(batch["labels"]) for batch in batches) == 150 // 14 - 1
     other = replace(WINDOWS, end=(2,), uniforms=True, stages=[Stage(8, 9, 7), Stage(16, 9, 2)], rate=0.5, seed=1)
-    for batch, same in zip(batches, other.judging(stream), strict=True):
+    for batch, same in zip(batches, other.held_out_windows(stream), strict=True):
         assert all(torch.equal(each, same[name]) for name, each in batch.items())
     monkeypatch.setattr("whereformer.data.windows.HELD_OUT_TOKENS", 64)
-    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_WINDOWS", 8)
-    assert [len(batch["labels"]) for batch in other.judging(stream)] == [4, 4]
+    monkeypatch.setattr("whereformer.data.windows.MAX_HELD_OUT_WINDOWS", 8)
+    assert [len(batch["labels"]) for batch in other.held_out_windows(stream)] == [4, 4]
     with pytest.raises(InputError, match="too little text: a part of it has 9 tokens, expected at least 15 for one"):
-        WINDOWS.judging(torch.arange(10, 19))
+        WINDOWS.held_out_windows(torch.arange(10, 19))
 
 
 def test_a_window_can_be_as_long_as_the_text():
@@ -163,12 +163,12 @@ def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
     ],
 )
 def test_lengths_double_until_the_last(length, expected):
-    assert growing(length, 4, 100) == [Stage(*each) for each in expected]
+    assert growing_stages(length, 4, 100) == [Stage(*each) for each in expected]
 
 
 @given(st.integers(8, 4096), st.integers(1, 300))
 def test_windows_never_shrink_and_end_at_full_length(length, steps):
-    stages = growing(length, 4, steps)
+    stages = growing_stages(length, 4, steps)
     lengths = [stage.length for stage in stages]
     assert sum(stage.steps for stage in stages) == steps
     assert lengths == sorted(set(lengths))

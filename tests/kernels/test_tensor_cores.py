@@ -12,7 +12,7 @@ from tests.kernels.cases import HEADS, check, content, need_triton, random
 from tests.kernels.rounding import ROUNDINGS
 from whereformer import OffsetBias
 from whereformer.kernels.make_call import make_call
-from whereformer.kernels.triton.blocks import precision_of
+from whereformer.kernels.triton.blocks import choose_precision
 
 UNIT = 2.0**-24
 
@@ -96,4 +96,4 @@ def test_attention_and_its_gradients(n_q, n_k, size, monkeypatch):
 
 @pytest.mark.parametrize(("width", "precision"), [(64, "tf32x3"), (80, "ieee")])
 def test_wide_heads_do_not_use_tensor_cores(width, precision):
-    assert precision_of(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision
+    assert choose_precision(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision

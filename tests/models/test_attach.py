@@ -18,8 +18,8 @@ from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, l
 from whereformer.errors import InputError
 
 from .checkpointing import checkpoint_activations, training_option
+from .patched import INKLING
 from .peers import SIZES, of_both_stacks
-from .served import INKLING
 
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
@@ -331,7 +331,7 @@ def test_weights_by_the_configuration_are_refused_before_anything_is_trained(nam
     switch(model, "eager")
     part = model.encoder if name == "t5" else model
     part.config.output_attentions = True
-    with pytest.raises(InputError, match=r"^config.output_attentions: .* False, and give output_attentions=True in"):
+    with pytest.raises(InputError, match=r"^config.output_attentions: .* False and pass output_attentions=True in"):
         attach(model, "none")
     part.config.output_attentions = False
     outputs = attach(model, "none")(**batch(model), output_attentions=True)
@@ -341,7 +341,7 @@ def test_weights_by_the_configuration_are_refused_before_anything_is_trained(nam
     with pytest.raises(ValueError, match="set it to 'eager' instead"):
         model.config.output_attentions = True
     switch(model, "eager")
-    with pytest.raises(RuntimeError, match=r"^attn_implementation: .*give output_attentions=True in the call"):
+    with pytest.raises(RuntimeError, match=r"^attn_implementation: .*pass output_attentions=True in the call"):
         model(**batch(model))
 
 
@@ -364,7 +364,7 @@ def test_another_implementation_is_refused():
     model = attach(make("bert"), "tisa")
     expected = states(model)
     model.set_attn_implementation("sdpa")
-    with pytest.raises(RuntimeError, match=r"^attn_implementation: .*must be 'whereformer', got 'sdpa'"):
+    with pytest.raises(RuntimeError, match=r"^attn_implementation: expected 'whereformer' while .*, got 'sdpa'"):
         states(model)
     model.set_attn_implementation("whereformer")
     torch.testing.assert_close(states(model), expected, rtol=0, atol=0)
@@ -558,7 +558,7 @@ def test_a_method_that_is_too_large_to_count_is_refused(tmp_path):
     config = json.loads(path.read_text())
     config["whereformer"]["options"]["max_length"] = 2**30
     path.write_text(json.dumps(config))
-    with pytest.raises(InputError, match=r"^path_or_id: .*asks for too much"):
+    with pytest.raises(InputError, match=r"^path_or_id: .*too large to build"):
         load_attached(tmp_path, transformers.AutoModel)
 
 
@@ -599,7 +599,7 @@ def test_loading_what_was_not_attached(tmp_path):
         load_attached(tmp_path / "plain", transformers.AutoModel)
     model.config.whereformer = {"position": "tisa", "keep_absolute": True, "options": {}}
     model.save_pretrained(tmp_path / "lost")
-    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has 0 numbers of 'tisa', expected 90$"):
+    with pytest.raises(ValueError, match=r"^path_or_id: expected 90 values for 'tisa', got 0$"):
         load_attached(tmp_path / "lost", transformers.AutoModel)
     for kind in (transformers.RobertaModel, transformers.GPT2Model, nn.Linear):
         with pytest.raises(InputError, match=rf"^model_class: expected a class .* for 'bert', got {kind.__name__}$"):
@@ -607,7 +607,7 @@ def test_loading_what_was_not_attached(tmp_path):
     attach(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"^path_or_id: the checkpoint has 30 numbers of 'tisa', expected 90$"):
+    with pytest.raises(ValueError, match=r"^path_or_id: expected 90 values for 'tisa', got 30$"):
         load_attached(tmp_path / "other", transformers.AutoModel)
 
 
@@ -623,7 +623,7 @@ def test_loading_what_was_not_attached(tmp_path):
         ),
         (
             {"whereformer": {"position": "tupe", "keep_absolute": True, "options": {"max_length": 2**31 - 1}}},
-            "path_or_id: the checkpoint has 90 numbers of 'tupe', expected 34",
+            "path_or_id: expected 34",
         ),
     ],
 )
@@ -666,7 +666,7 @@ def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
     attach(make("bert"), "tisa").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({name: each for name, each in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
-    with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it is of another"):
+    with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it was not"):
         load_attached(tmp_path, transformers.AutoModel)
 
 
@@ -730,7 +730,7 @@ FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "
     [
         (
             lambda: transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)),
-            "; whereformer.load_pretrained makes an encoder of it that takes any method",
+            "; whereformer.load_pretrained converts it to an encoder that accepts any method",
         ),
         (lambda: Encoder(EncoderConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, blocks="1")), ""),
     ],
@@ -751,8 +751,8 @@ def test_models_that_do_not_dispatch(model, instead, caplog):
         (ValueError, "position: Learned acts on the embeddings", "learned", {}),
         (ValueError, "position: Sinusoidal acts on the embeddings", "tisa+sinusoidal", {}),
         (ValueError, r"position: it replaces query \. key", "synthesizer", {}),
-        (ValueError, "num_heads: the model decides on it, and has 2; leave", "tisa", {"num_heads": 4}),
-        (ValueError, "causal: the model decides on it, and has False", "tisa", {"causal": True}),
+        (ValueError, "num_heads: the model fixes this at 2; leave", "tisa", {"num_heads": 4}),
+        (ValueError, "causal: the model fixes this at False", "tisa", {"causal": True}),
     ],
 )
 def test_bad_methods(error, message, position, options):
@@ -776,7 +776,7 @@ def test_models_of_text_and_images_get_a_method_for_their_text():
     expected = model(**inputs).logits_per_image
     with pytest.raises(InputError, match=r"^model: CLIPModel did not .* to a part of it: text_model$"):
         attach(model, "tisa")
-    with pytest.raises(InputError, match=r"^model: expected one of text, or of sound .* reads 'pixel_values'$"):
+    with pytest.raises(InputError, match=r"^model: expected a text model, or an audio model .* reads 'pixel_values'$"):
         attach(model.vision_model, "tisa")
     attach(model.text_model, "tisa")
     assert (model(**inputs).logits_per_image - expected).abs().max() > 1e-3
@@ -796,12 +796,14 @@ def test_bad_models():
     detach(model)
     with pytest.raises(ValueError, match=r"^model: no position method"):
         detach(model)
-    with pytest.raises(ValueError, match=r"^keep_absolute: BartModel has no positions of a kind"):
+    with pytest.raises(ValueError, match=r"^keep_absolute: BartModel has no positions that attach can"):
         attach(make("bart"), "tisa", keep_absolute=False)
     sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
-    with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its own positions; True ke"):
+    with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its positions; keep_abs"):
         attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
-    with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in their heads; expected 'none', got"):
+    with pytest.raises(
+        InputError, match=r"^position: the layers of \w+ differ in the number or width of heads; expected 'none', got"
+    ):
         attach(INKLING.make(swa_num_attention_heads=2), "tisa")
 
 

@@ -12,11 +12,11 @@ from torch import nn
 from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.models import checks
-from whereformer.models.attachment import hooks, interface, masks
+from whereformer.models.attachment import attention_function, hooks, masks
 from whereformer.positions import visible_keys
 
+from .patched import BOTH
 from .peers import SIZES
-from .served import BOTH
 from .test_attach import MODERN, close, make, positions_of
 from .test_attach_windows import GROUPED
 from .test_attach_windows import MODELS as WINDOWED
@@ -97,7 +97,7 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
         return states[0][keep], states[1], (states[1] - states[2])[:, :-1].abs().max()
 
     expected = run()
-    attach(model, "none", prove=False)
+    attach(model, "none", verify=False)
     found = run()
     for one, other in zip(found[:2], expected[:2], strict=True):
         assert (one - other).abs().max() < 2e-5 * other.abs().max()
@@ -118,13 +118,13 @@ def test_causality_is_what_it_was_when_a_method_was_attached():
     ids = torch.randint(3, 50, (2, 7))
     llama = attach(make_decoder("Llama"), "t5")
     expected = llama(ids, is_causal=True).last_hidden_state
-    with pytest.raises(InputError, match=r"^is_causal: False needs config.is_causal = False before a method is attach"):
+    with pytest.raises(InputError, match=r"^is_causal: is_causal=False needs config.is_causal=False before you attach"):
         llama(ids, is_causal=False)
     close(llama(ids).last_hidden_state, expected)
     llama.config.is_causal = False
     with pytest.raises(InputError, match=r"^is_causal: expected True, as when the method was attached, got False$"):
         llama(ids)
-    with pytest.raises(InputError, match=r"^is_causal: True needs config.is_causal = True"):
+    with pytest.raises(InputError, match=r"^is_causal: is_causal=True needs config.is_causal=True"):
         attach(make_bert(), "none")(ids, is_causal=True)
 
 
@@ -141,7 +141,7 @@ def test_options_that_may_change_scores_are_refused():
         ("scores", torch.ones(2, 7), r"a tensor of shape \(2, 7\)"),
         ("head_mask", False, "False"),
     ):
-        message = rf"^{name}: whereformer's attention does not know it, got {got} from LlamaAttention$"
+        message = rf"^{name}: not supported by .* and may change scores; LlamaAttention passed {got}$"
         with pytest.raises(InputError, match=message):
             model(ids, **{name: given})
 
@@ -149,18 +149,18 @@ def test_options_that_may_change_scores_are_refused():
 @pytest.mark.parametrize("name", ["indices", "block_indices"])
 def test_keys_that_a_model_chooses_are_refused(name):
     tensor = torch.zeros(1, 2, 3, 4)
-    with pytest.raises(InputError, match=rf"^{name}: whereformer's attention does not know it, got a tensor of shape"):
-        interface.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
+    with pytest.raises(InputError, match=rf"^{name}: not supported by .* passed a tensor of shape"):
+        attention_function.attend(nn.Identity(), tensor, tensor, tensor, None, **{name: torch.zeros(1, 3)})
 
 
-def test_no_attention_function_of_transformers_reads_what_is_harmless():
+def test_no_attention_function_of_transformers_reads_ignored_options():
     folder, read = Path(transformers.__file__).parent, set()
     for file in (*folder.glob("models/*/modeling_*.py"), *folder.glob("integrations/*.py")):
         for arguments in re.findall(r"def \w*attention_forward\((.*?)\) ?[-:]", file.read_text("utf-8"), re.DOTALL):
             read |= {*re.findall(r"(\w+):", arguments)}
     assert read >= {"query", "s_aux", "softcap", "position_bias"}
     # Windows come with the mask. FlashAttention reads the longest text, and a cache that is divided into pages.
-    assert read & interface.HARMLESS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
+    assert read & attention_function.IGNORED_OPTIONS <= {"sliding_window", "max_length_q", "max_length_k", "cache"}
 
 
 # Generation
@@ -195,7 +195,7 @@ def test_caches_that_do_not_grow_are_refused(name, length):
     """Their last key is not that of the last query."""
     kind, config = getattr(transformers, f"{name}ForCausalLM"), getattr(transformers, f"{name}Config")
     model = attach(kind(config(**{**GROUPED, "sliding_window": 6 if name == "Mistral" else None})).eval(), "none")
-    with pytest.raises(InputError, match=r"^(cache|attention_mask): whereformer's attention .* static"):
+    with pytest.raises(InputError, match=r"^(cache|attention_mask): .* static"):
         generate(model, length, cache_implementation="static")
 
 
@@ -298,10 +298,11 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(name):
     close(attach(model, "none")(**row).last_hidden_state, plain)
     detach(model)
     attach(model, "tisa")
-    apart = "give cu_seq_lens_q or seq_idx, which say where texts begin, or give each text a row of its own$"
+    advice = "pass cu_seq_lens_q or seq_idx, which show where texts begin, or put each text in its own row$"
     for mask in (None, torch.ones_like(row["input_ids"])):
         with pytest.raises(
-            InputError, match=rf"^position_ids: they begin again in a row, and .* separates no texts by them; {apart}"
+            InputError,
+            match=rf"^position_ids: they start again within a row, but .* does not separate texts by them; {advice}",
         ):
             model(**row, attention_mask=mask)
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
@@ -312,7 +313,7 @@ def test_texts_in_a_row_cannot_be_continued():
     model = attach(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
     _, row = packed("position_ids, with a cache")
     with pytest.raises(
-        InputError, match=r"^position_ids: they begin again in a row, and a cache continues one text; give"
+        InputError, match=r"^position_ids: they start again within a row, but a cache continues one text; pass"
     ):
         model.generate(**row, max_new_tokens=2)
     ids = row["input_ids"]
@@ -339,7 +340,7 @@ def test_texts_that_a_matrix_keeps_apart():
         for model in (attach(make_decoder("Llama"), position, keep_absolute=False), attach(make_bert(), position)):
             for mask in (seen, additive):
                 with pytest.raises(
-                    InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts from the start of a row"
+                    InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the start of a row"
                 ):
                     model(ids, attention_mask=mask)
     model = attach(make_decoder("Llama"), "tisa")
@@ -366,7 +367,7 @@ def test_models_that_drop_the_ends_of_texts_refuse_them():
     for head in ("Model", "ForMaskedLM"):
         model = attach(getattr(transformers, f"DebertaV2{head}")(config), "tisa")
         for name, given in (("cu_seq_lens_q", ENDS), ("cu_seq_lens_k", ENDS), ("seq_idx", DOCUMENTS)):
-            with pytest.raises(InputError, match=rf"^{name}: a DeBERTa does not hand it to its layers"):
+            with pytest.raises(InputError, match=rf"^{name}: a DeBERTa does not pass it on to its layers"):
                 model(ids, **{name: given})
         # Where transformers' Trainer looks for the columns to keep.
         assert "token_type_ids" in inspect.signature(model.forward).parameters
@@ -380,7 +381,7 @@ def test_a_method_for_causal_attention_refuses_a_matrix_that_shows_later_tokens(
     prefix = causal.clone()
     prefix[..., :3, :3] = True
     close(model(ids, attention_mask=causal)[0], model(ids)[0])
-    with pytest.raises(InputError, match=r"^attention_mask: it shows later tokens, and \w+, built for causal"):
+    with pytest.raises(InputError, match=r"^attention_mask: it lets queries see later tokens, but \w+ was built"):
         model(ids, attention_mask=prefix)
     attach(make_decoder("Llama"), "rope", keep_absolute=False)(ids, attention_mask=prefix)
 
@@ -388,7 +389,9 @@ def test_a_method_for_causal_attention_refuses_a_matrix_that_shows_later_tokens(
 def test_a_second_rotation_is_refused():
     model = make_decoder("Llama")
     for position in ("rope", "rope+tisa", "rope/none/none"):
-        with pytest.raises(InputError, match=rf"^position: .* and '{re.escape(position)}' would again; 'none' k"):
+        with pytest.raises(
+            InputError, match=rf"^position: .* and '{re.escape(position)}' would rotate them again; 'none' k"
+        ):
             attach(model, position)
     attach(make_bert(), "rope")
     attach(model, "rope", keep_absolute=False)

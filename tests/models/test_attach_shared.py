@@ -8,11 +8,11 @@ import transformers
 from torch import nn
 
 from whereformer import attach, detach, load_attached, unpad
-from whereformer.models.attachment.trial import HOOKS
+from whereformer.models.attachment.trial_run import HOOKS
 
 from .peers import SIZES
 from .test_attach import close
-from .test_attach_proof import ALL, everything
+from .test_attach_verify import ALL, everything
 from .test_clients import WORDS, save
 
 BERT = {"position": "tisa", "keep_absolute": True, "options": {}}
@@ -114,20 +114,20 @@ def add_hooks(module, counts):
 
 
 @pytest.mark.filterwarnings("ignore:For backward hooks to be called:UserWarning")
-@pytest.mark.parametrize("prove", [True, False])
+@pytest.mark.parametrize("verify", [True, False])
 @pytest.mark.parametrize("name", ["bert", "albert", "t5", "llama", "deberta"])
-def test_the_users_hooks_see_no_batch_that_they_made_not(name, prove):
+def test_the_users_hooks_see_no_batch_that_they_made_not(name, verify):
     model, counts = ALL[name](), Counts()
     for module in model.modules():
         add_hooks(module, counts)
     before = everything(model)
-    attach(model, "none", prove=prove)
+    attach(model, "none", verify=verify)
     detach(model)
     assert counts.calls == 0
     assert everything(model) == before
     hooks = [[*vars(module)[name].values()] for module in model.modules() for name in HOOKS]
     assert {*map(len, hooks)} == {1, 2}
-    attach(model, "none", prove=prove)
+    attach(model, "none", verify=verify)
     ids = torch.randint(3, 50, (1, 5))
     inputs = {"decoder_input_ids": ids} if name == "t5" else {}
     model(ids, **inputs)

@@ -1,5 +1,7 @@
 """Windows, soft caps, sinks and grouped heads of transformers' own models, with position methods attached to them."""
 
+from dataclasses import astuple
+
 import pytest
 import torch
 import transformers
@@ -8,7 +10,7 @@ from transformers import masking_utils
 from whereformer import attach, detach
 from whereformer.errors import InputError
 from whereformer.kernels import attention
-from whereformer.models.attachment import interface, masks
+from whereformer.models.attachment import attention_function, masks
 from whereformer.models.inputs import CACHE
 
 from .peers import SIZES
@@ -53,7 +55,7 @@ def calls(monkeypatch):
         found.append({**options, "terms": terms, "key_heads": key.shape[1]})
         return attention(query, key, value, terms, **options)
 
-    monkeypatch.setattr(interface, "attention", spy)
+    monkeypatch.setattr(attention_function, "attention", spy)
     return found
 
 
@@ -91,7 +93,7 @@ def test_a_window_is_the_mask_that_it_was(name, position, monkeypatch):
     for inputs in (batch(model), left_padded(model)):
         found = train_step(model, inputs)
         with monkeypatch.context() as patch:
-            patch.setattr(masks, "_recognized", lambda *_: None)
+            patch.setattr(masks, "_parse_mask_function", lambda *_: None)
             close(found, train_step(model, inputs), factor=10)
 
 
@@ -156,48 +158,48 @@ def test_compiled_models_have_a_matrix():
 
 def test_a_matrix_stands_for_other_patterns_only():
     def mask(function, n_q=9, n_k=9, q_offset=0, kv_offset=0, attention_mask=None):
-        return masks.mask(1, n_q, n_k, q_offset, kv_offset, function, attention_mask)
+        return masks.make_mask_spec(1, n_q, n_k, q_offset, kv_offset, function, attention_mask)
 
     everything, causal = masking_utils.bidirectional_mask_function, masking_utils.causal_mask_function
     before, both = (
         masking_utils.sliding_window_causal_mask_function,
         masking_utils.sliding_window_bidirectional_mask_function,
     )
-    assert mask(everything) == (9, 0, False, None, None, None, None)
-    assert mask(causal) == (9, 0, True, None, None, None, None)
-    assert mask(before(4)) == (9, 0, True, (3, 0), None, None, None)
-    assert mask(both(4)) == (9, 0, False, (4, 4), None, None, None)
+    assert astuple(mask(everything)) == (9, 0, False, None, None, None, None)
+    assert astuple(mask(causal)) == (9, 0, True, None, None, None, None)
+    assert astuple(mask(before(4))) == (9, 0, True, (3, 0), None, None, None)
+    assert astuple(mask(both(4))) == (9, 0, False, (4, 4), None, None, None)
     # After 5 tokens have left a cache
     real = torch.arange(14)[None] > 2
     slid = mask(before(4), 1, 9, 13, 5, real)
-    assert slid[:4] == (9, 5, True, (3, 0))
-    assert slid.real is not None
+    assert astuple(slid)[:4] == (9, 5, True, (3, 0))
+    assert slid.token_mask is not None
     site = slid.site(torch.zeros(1, 1, 1, 4), None)
     assert (site.key_mask.tolist(), site.num_dropped_keys.tolist()) == ([[True] * 9], [[2]])
-    for other in (
+    for pattern in (
         masking_utils.sliding_window_overlay(4),
         masking_utils.or_masks(before(4), everything),
         masking_utils.and_masks(before(4), everything),
         masking_utils.and_masks(masking_utils.sliding_window_overlay(4), everything),
         masking_utils.chunked_causal_mask_function(4, torch.zeros(1, dtype=torch.int64)),
     ):
-        asked = mask(other)
-        assert asked._replace(matrix=None) == (9, 0, False, None, None, None, None)
-        assert torch.equal(asked.matrix, masking_utils.sdpa_mask(1, 9, 9, 0, 0, other, allow_is_causal_skip=False))
+        spec = mask(pattern)
+        assert astuple(spec)[:-1] == (9, 0, False, None, None, None)
+        assert torch.equal(spec.matrix, masking_utils.sdpa_mask(1, 9, 9, 0, 0, pattern, allow_is_causal_skip=False))
     # The last query is not at the last key.
     for pattern in (causal, before(4), both(4)):
-        asked = mask(pattern, 9, 12, attention_mask=torch.arange(12)[None] < 11)
-        assert torch.equal(asked.matrix, masking_utils.sdpa_mask(1, 9, 12, 0, 0, pattern, allow_is_causal_skip=False))
-        assert asked.real.tolist() == [[True] * 11 + [False]]
-    with pytest.raises(ValueError, match=r"^cache: .* needs a cache that grows, got a static one$"):
+        spec = mask(pattern, 9, 12, attention_mask=torch.arange(12)[None] < 11)
+        assert torch.equal(spec.matrix, masking_utils.sdpa_mask(1, 9, 12, 0, 0, pattern, allow_is_causal_skip=False))
+        assert spec.token_mask.tolist() == [[True] * 11 + [False]]
+    with pytest.raises(ValueError, match=r"^cache: expected a cache that grows, got a static one$"):
         mask(causal, 9, 12)
 
 
 def test_a_mask_over_other_keys_is_refused():
     """DeepSeek-V4 joins keys of whole pieces to those of tokens, and lets a mask that is no tensor be."""
     tensor = torch.zeros(1, 2, 5, 4)
-    with pytest.raises(ValueError, match=r"^attention_mask: expected the 4 keys that the model asked for, got 5$"):
-        interface.attend(torch.nn.Identity(), tensor, tensor, tensor, masks.RequestedMask(4))
+    with pytest.raises(ValueError, match=r"^attention_mask: expected 4 keys, as the mask has, got 5$"):
+        attention_function.attend(torch.nn.Identity(), tensor, tensor, tensor, masks.MaskSpec(4))
 
 
 @pytest.mark.parametrize("name", ["DeepseekV32", "MistralLarge4Text"])
@@ -208,7 +210,7 @@ def test_a_model_that_chooses_keys_by_its_mask_is_refused(name):
     sizes = {**SIZES, "num_hidden_layers": 2, "moe_intermediate_size": 8, "n_routed_experts": 8}
     sizes |= {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_nope_head_dim": 8, "qk_rope_head_dim": 8, "v_head_dim": 8}
     model = transformers.AutoModel.from_config(config(**sizes)).eval()
-    with pytest.raises(InputError, match=r"^model: .* attention_mask: the model computes with its mask \("):
+    with pytest.raises(InputError, match=r"^model: .* attention_mask: the model [a-z]+ .*its mask, but whereformer's"):
         attach(model, "none")
 
 

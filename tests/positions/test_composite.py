@@ -6,7 +6,7 @@ from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Mode
 
 from tests.positions.stack import HEADS, WIDTH, build, embeddings
 from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
-from whereformer.analysis.reading import layers_with_position, position_scores
+from whereformer.analysis.position_scores import find_acting_layers, read_layer_scores
 from whereformer.positions import CompositeMethod, canonical_name, component_names, layer_pattern, method_class
 from whereformer.positions.testing import attend, check_position, randomize_parameters
 
@@ -179,11 +179,11 @@ def test_saved_and_loaded(tmp_path):
 
 
 def test_which_layers_use_position():
-    assert layers_with_position(encoder("rope/none/none/tisa").position) == [0, 3]
-    assert layers_with_position(encoder("learned+rope/learned").position) == [0, 2]
-    assert [actual.layer for actual in position_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
-    assert not list(position_scores(encoder("none"), 5))
-    assert [actual.layer for actual in position_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
+    assert find_acting_layers(encoder("rope/none/none/tisa").position) == [0, 3]
+    assert find_acting_layers(encoder("learned+rope/learned").position) == [0, 2]
+    assert [actual.layer for actual in read_layer_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
+    assert not list(read_layer_scores(encoder("none"), 5))
+    assert [actual.layer for actual in read_layer_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
 
 
 def outputs(model, ids, mask):
@@ -215,7 +215,7 @@ def test_parity_with_models_that_rotate_in_some_layers(config, model_class, opti
     base = {"base": config.rope_parameters["rope_theta"]}
     attach(model, "rope/rope/rope/none", keep_absolute=False, **{**options, **base})
     assert isinstance(model.whereformer, CompositeMethod)
-    assert layers_with_position(model.whereformer) == [0, 1, 2, 4, 5, 6]
+    assert find_acting_layers(model.whereformer) == [0, 1, 2, 4, 5, 6]
     torch.testing.assert_close(
         outputs(model, ids, mask)[token_mask], expected, rtol=1e-5, atol=1e-6
     )  # theirs is in float32

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import Term, attention, attention_weights
 from ..positions.base import PositionMethod
 from ..positions.rope import LAYOUTS, Rope
@@ -67,7 +67,7 @@ def identify(code: Callable[..., Tensor], methods: Mapping[str, PositionMethod],
         raise InputError("function", f"it raised {type(error).__name__}: {error} ({where})") from error
     expected = (1, model.num_heads, length, length)
     if not isinstance(result, Tensor) or result.shape != expected:
-        got = tuple(result.shape) if isinstance(result, Tensor) else shown(result)
+        got = tuple(result.shape) if isinstance(result, Tensor) else short_repr(result)
         raise InputError("function", f"expected it to return a tensor of shape {expected}, got {got}")
     scores = result[0].double().log() if returns_weights else result[0].double()
     visible = scores > MIN_SCORE

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from rich.console import Console
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..lab.recipe import Range, WithPlugin
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Check(WithPlugin):
         if not callable(function):
             raise InputError("function", f"{path} has no function {name!r}")
         if not isinstance(methods, dict) or not all(isinstance(method, PositionMethod) for method in methods.values()):
-            raise InputError("METHODS", f"expected a dict of position methods by name, got {shown(methods)}")
+            raise InputError("METHODS", f"expected a dict of position methods by name, got {short_repr(methods)}")
         num_parameters = len(inspect.signature(function).parameters)
         if num_parameters not in (2, 3):
             expected = "a function of query and key, or of query, key and value"

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from .make_call import FLOATING, INTEGER, NUMBERS, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_read
@@ -106,7 +106,7 @@ def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor
         (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
     ):
         raise ValueError(
-            f"{name}: expected non-decreasing integers from 0 to {total} (the rows of {of}), got {shown(starts)}"
+            f"{name}: expected non-decreasing integers from 0 to {total} (the rows of {of}), got {short_repr(starts)}"
         )
 
 
@@ -134,7 +134,7 @@ def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: 
         ids = _find_sequences(torch.arange(n_k, device=query_ends.device), query_ends)[None]
         other_ends = None if key_ends is query_ends else key_ends
         if other_ends is not None and can_read(query_ends) and not torch.equal(query_ends, other_ends):
-            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {shown(other_ends)}")
+            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {short_repr(other_ends)}")
         if seq_idx is not None and can_read(seq_idx) and not torch.equal(seq_idx.diff() != 0, ids.diff() != 0):
             raise InputError("seq_idx", "expected the documents of cu_seq_lens_q, got others")
     if ids is not None and (n_q != n_k or ids.shape != (len(like), n_k)):

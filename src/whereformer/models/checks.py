@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from ..errors import InputError, meant, shown
+from ..errors import InputError, short_repr, suggest
 from ..kernels.backend_choice import BACKENDS
 from ..kernels.tracing import can_read
 from ..positions import check_name
@@ -157,21 +157,21 @@ class StrictConfig(PreTrainedConfig):
         for name in kwargs:
             if name not in _known(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
-                raise InputError(name, f"{type(self).__name__} has no such field{meant(name, names)}")
+                raise InputError(name, f"{type(self).__name__} has no such field{suggest(name, names)}")
         check_entries(kwargs)
         for field in fields(type(self)):
             name, value, usual = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
                 _check_number(name, value, *self.bounds[name])
             if type(usual) in _KINDS and type(value) is not type(usual):
-                raise InputError(name, f"expected {_KINDS[type(usual)]}, got {shown(value)}")
+                raise InputError(name, f"expected {_KINDS[type(usual)]}, got {short_repr(value)}")
         for name, known in self.choices.items():
             if getattr(self, name) not in known:
                 expected = " or ".join(repr(choice) for choice in known)
-                raise InputError(name, f"expected {expected}, got {shown(getattr(self, name))}")
+                raise InputError(name, f"expected {expected}, got {short_repr(getattr(self, name))}")
         for name in self.activations:
             if getattr(self, name) not in ACT2FN:
-                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(self, name))}")
+                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {short_repr(getattr(self, name))}")
         self._check_position()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
@@ -183,7 +183,7 @@ class StrictConfig(PreTrainedConfig):
     def _check_position(self) -> None:
         """Check that position methods exist, each with its options."""
         if not isinstance(self.position_options, dict | None):
-            raise InputError("position_options", f"expected a dictionary, got {shown(self.position_options)}")
+            raise InputError("position_options", f"expected a dictionary, got {short_repr(self.position_options)}")
         self.position_options = self.position_options or {}
         check_name(self.position)
         try:
@@ -195,12 +195,12 @@ class StrictConfig(PreTrainedConfig):
 def _check_number(name: str, value: object, least: float, most: float) -> None:
     whole = isinstance(least, int) and isinstance(most, int)
     if not isinstance(value, int if whole else (int, float)) or isinstance(value, bool):
-        raise InputError(name, f"expected {'a whole number' if whole else 'a number'}, got {shown(value)}")
+        raise InputError(name, f"expected {'a whole number' if whole else 'a number'}, got {short_repr(value)}")
     # "value < least" would let NaN pass.
     if not value >= least:
-        raise InputError(name, f"expected at least {least}, got {shown(value)}")
+        raise InputError(name, f"expected at least {least}, got {short_repr(value)}")
     if not value <= most:
-        raise InputError(name, f"expected at most {most}, got {shown(value)}")
+        raise InputError(name, f"expected at most {most}, got {short_repr(value)}")
 
 
 def check_entries(entries: Mapping[str, Any]) -> None:
@@ -209,7 +209,7 @@ def check_entries(entries: Mapping[str, Any]) -> None:
         _check_number("num_labels", entries["num_labels"], 0, MOST_LABELS)
     for name, value in entries.items():
         if name.endswith("_implementation") and "/" in str(value):
-            raise InputError(name, f"code from the Hub is not run, got {shown(value)}")
+            raise InputError(name, f"code from the Hub is not run, got {short_repr(value)}")
         if name.endswith("_config") and isinstance(value, dict):
             check_entries(value)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_read
 from ..kernels.varlen import packed_document_ids
@@ -322,7 +322,9 @@ class Encoder(EncoderPreTrainedModel):
         longest = inputs.get("max_length_q")
         places, end = positions_in_documents(documents, real, longest)
         if longest is not None and (not isinstance(longest, int) or (can_read(places) and longest < end)):
-            raise InputError("max_length_q", f"expected the length of the longest text, {end}, got {shown(longest)}")
+            raise InputError(
+                "max_length_q", f"expected the length of the longest text, {end}, got {short_repr(longest)}"
+            )
         if given is not None and can_read(given) and not (given == places).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return places, end

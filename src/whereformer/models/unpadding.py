@@ -10,7 +10,7 @@ from transformers import DataCollatorWithFlattening, PreTrainedModel
 
 from ..errors import InputError
 from ..kernels.varlen import PACKED
-from .attachment.trial import copy_without_hooks
+from .attachment.trial_run import copy_without_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import attention
 from ..kernels.make_call import SoftmaxOptions, show_options
 from ..kernels.terms import (
@@ -61,13 +61,13 @@ def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_
     if kind is object or (value is None and annotation.endswith("None")):
         return
     if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InputError(field, f"expected {description}, got {shown(value)}")
+        raise InputError(field, f"expected {description}, got {short_repr(value)}")
     if kind is Integral and not -max_integer <= value <= max_integer:
         limit = f"at most {max_integer}" if value > 0 else f"at least {-max_integer}"
-        raise InputError(field, f"expected {limit}, got {shown(value)}")
+        raise InputError(field, f"expected {limit}, got {short_repr(value)}")
     # An integer may be beyond all floats.
     if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
-        raise InputError(field, f"expected a finite number, got {shown(value)}")
+        raise InputError(field, f"expected a finite number, got {short_repr(value)}")
 
 
 def check_min(minimum: int, **options: float | None) -> None:
@@ -78,7 +78,7 @@ def check_min(minimum: int, **options: float | None) -> None:
     """
     for name, value in options.items():
         if value is not None and value < minimum:
-            raise InputError(name, f"expected at least {minimum}, got {shown(value)}")
+            raise InputError(name, f"expected at least {minimum}, got {short_repr(value)}")
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -141,7 +141,7 @@ class ModelShape:
         are_integers = isinstance(layers, range | list | tuple) and all(isinstance(layer, Integral) for layer in layers)
         if not are_integers or len(layers) != self.num_layers or min(layers) < 0:
             expected = f"expected a number for each of {self.num_layers} layers"
-            raise InputError("layer_of_pass", f"{expected}, got {shown(layers)}")
+            raise InputError("layer_of_pass", f"{expected}, got {short_repr(layers)}")
         values = {
             "head_dim": self.head_dim or self.hidden_size // self.num_heads,
             "embedding_size": self.embedding_size or self.hidden_size,
@@ -409,7 +409,7 @@ class PositionMethod(nn.Module):
             return
         wrong_dtype = positions.is_complex() or positions.dtype is torch.bool
         if wrong_dtype or (can_read(positions) and not positions.isfinite().all()):
-            raise InputError(name, f"expected finite numbers, got {shown(positions)}")
+            raise InputError(name, f"expected finite numbers, got {short_repr(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             expected = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {expected}, got {tuple(positions.shape)}")

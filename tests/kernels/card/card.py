@@ -255,7 +255,7 @@ def _install() -> None:
     triton_private.stop_after_reading()
     driver.set_active(Card())
     available._unavailable_on = lambda device: None
-    available.capability = lambda device: divmod(Card.capability, 10)
+    available.get_capability = lambda device: divmod(Card.capability, 10)
     _driver.card_call_on_launch(_launched)
     _memory.card_use_memory()
 

@@ -164,8 +164,8 @@ def test_memory_of_large_calls(records, monkeypatch):
 
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, records, monkeypatch):
-    monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 64)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 20)
+    monkeypatch.setattr(arguments, "MAX_PRODUCTS_PER_QUERY", 64)
+    monkeypatch.setattr(arguments, "MIN_PART_ROWS", 20)
 
     def run():
         terms = [(OffsetKeys, [random(1, 140, DIM)], -40), (OffsetQueries, [random(HEADS, 140, DIM)], -35)]

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..precision import without_autocast
 from ..torch_private import DispatchMode, flatten_tree
-from .available import interpreted
+from .available import is_interpreted
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
@@ -53,7 +53,7 @@ def record(
     # Triton launches on the current device.
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), without_autocast(device), on_device:
-        if interpreted():
+        if is_interpreted():
             return compute(), None
         recorder = _Recorder(inputs)
         token = _recorder.set(recorder)

@@ -16,7 +16,7 @@ from ...positions import PositionMethod, Site
 def can_cache_rotated_keys(position: PositionMethod) -> bool:
     """Return whether the keys of a method can be cached after ``transform_qkv``.
 
-    The method must change keys in a way that depends on offsets alone, and must neither read keys nor change values.
+    The method must change keys in a way that depends only on offsets, and must neither read keys nor change values.
     """
     acts_on = frozenset().union(*(method.acts_on for method in position.components()))
     return (
@@ -27,29 +27,29 @@ def can_cache_rotated_keys(position: PositionMethod) -> bool:
 class RotatingCache(DynamicCache):
     """A view of a model's cache that rotates a layer's new keys before it stores them.
 
-    It shares all state with the cache, whose keys may then be reordered, cropped or dropped like those of a model that
-    rotates them itself. The position of a key is the number of keys that were stored before it.
+    It shares all state with the cache, whose keys may then be reordered, cropped or dropped, as in a model that rotates
+    keys itself. The position of a key is the number of keys that were stored before it.
 
     Args:
         cache: the model's cache.
         position: the attached method.
-        site_of: returns the site of new tokens, with what layers share, for their ``Positions``.
+        make_site: returns the site of new tokens, with the results that layers share, for their ``Positions``.
         layer: the number of the layer, for the method.
     """
 
-    __slots__ = ("layer", "new_key", "position", "site_of")
+    __slots__ = ("layer", "make_site", "new_key", "position")
 
     def __init__(
-        self, cache: DynamicCache, position: PositionMethod, site_of: Callable[[Positions], Site], layer: int
+        self, cache: DynamicCache, position: PositionMethod, make_site: Callable[[Positions], Site], layer: int
     ) -> None:
         object.__setattr__(self, "__dict__", vars(cache))
-        self.position, self.site_of, self.layer = position, site_of, layer
+        self.position, self.make_site, self.layer = position, make_site, layer
         self.new_key: Tensor | None = None
         """The layer's new keys before the rotation, (batch, key_heads, n, head_dim); None before ``update``."""
 
     def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
-        new = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
+        positions = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
         self.new_key = key_states
-        site = replace(self.site_of(new), layer=self.layer)
+        site = replace(self.make_site(positions), layer=self.layer)
         _, rotated, _ = self.position.transform_qkv(key_states, key_states, value_states, site)
         return super().update(rotated, value_states, layer_idx, *args, **kwargs)

@@ -12,11 +12,11 @@ from transformers import PreTrainedConfig
 from .hooks import Undo
 
 
-def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
-    """Return the configurations of a model's modules and those inside them, each once."""
+def all_configs(model: nn.Module) -> list[PreTrainedConfig]:
+    """Return all configurations of a model's modules, and the configurations inside those, each once."""
     configs: dict[int, PreTrainedConfig] = {}
 
-    def visit(value: Any) -> None:
+    def visit(value: object) -> None:
         if isinstance(value, PreTrainedConfig) and id(value) not in configs:
             configs[id(value)] = value
             for inner in vars(value).values():
@@ -31,11 +31,11 @@ def configs_of(model: nn.Module) -> list[PreTrainedConfig]:
 def separate_configs(model: nn.Module, undo: Undo) -> None:
     """Give a model, and all modules inside, copies of their configurations.
 
-    ``undo`` gets what gives the old objects back. Changes that the model's user makes to a copy until then, as by
-    ``resize_token_embeddings``, are made to the old object, too.
+    ``undo`` gets functions that restore the old objects. If the user changes a copy before that, as by
+    ``resize_token_embeddings``, these functions make the same changes in the old object.
     """
     memo: dict[int, Any] = {}
-    for config in configs_of(model):
+    for config in all_configs(model):
         copied = copy.deepcopy(config, memo)
         undo.append(partial(_carry_over, config, copied, copy.deepcopy(_fields(copied))))
     for module in model.modules():
@@ -49,18 +49,20 @@ def _set(module: nn.Module, name: str, config: PreTrainedConfig) -> None:
     vars(module)[name] = config
 
 
-BY_SAVING = ("architectures", "dtype")
-"""The fields into which ``save_pretrained`` writes, which does not change the model."""
+SAVED_FIELDS = ("architectures", "dtype")
+"""The fields that ``save_pretrained`` writes; it does not change the model."""
 
 
 def _fields(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return the fields of a configuration that its user may change, except for the configurations inside."""
+    """Return the fields of a configuration that its user may change, except inner configurations."""
     fields = vars(config).items()
-    return {name: value for name, value in fields if name not in BY_SAVING and not isinstance(value, PreTrainedConfig)}
+    return {
+        name: value for name, value in fields if name not in SAVED_FIELDS and not isinstance(value, PreTrainedConfig)
+    }
 
 
 def _carry_over(old: PreTrainedConfig, copied: PreTrainedConfig, before: dict[str, Any]) -> None:
-    """Make the changes of a copy in the configuration that it was made of."""
+    """Make the changes of a copied configuration in the original."""
     after = _fields(copied)
     for name in before.keys() - after.keys():
         vars(old).pop(name, None)

@@ -1,12 +1,12 @@
-"""What models hand to their layers as a mask: what they requested from transformers, without a matrix."""
+"""The masks that models ask transformers for, described without a matrix where possible."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import permutations
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -30,91 +30,91 @@ from ...positions.visible_keys import positions_from_mask, positions_in_document
 from ..checks import real_tokens
 
 
-class NoTensorError(InputError, AttributeError):
-    """A model does with its mask what only a tensor can do. ``hasattr`` is False then."""
+class NotATensorError(InputError, AttributeError):
+    """A model uses its mask as a tensor; as an AttributeError, it makes ``hasattr`` False."""
 
-    def __init__(self, what: str) -> None:
+    def __init__(self, use: str) -> None:
         super().__init__(
-            "attention_mask", f"the model computes with its mask ({what}), but this attention makes no matrix of it"
+            "attention_mask", f"the model {use} its mask, but whereformer's attention builds no mask matrix"
         )
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[type[InputError], tuple[str | None, str]]:
         return InputError, (self.field, self.reason)
 
 
-class RequestedMask(NamedTuple):
-    """The mask that a model requested from transformers, in place of a matrix.
+@dataclass(frozen=True, eq=False)
+class MaskSpec:
+    """The mask that a model asked transformers for, as a description instead of a matrix.
 
-    Only the attention function looks inside. A model that computes with its masks, as with tensors, stops with an error
-    that says so. What moves or checkpoints a model's arguments looks into tuples.
+    Models pass it on to their layers, and only the attention function reads it. It is not a tensor: a model that uses
+    it as one gets an error that says how. The one exception is ``scores + mask``, since layers that do not dispatch
+    their attention get the same mask; for padding, this masks the scores.
 
     Args:
-        n_k: the number of keys; the last of them is at the last query.
-        first: the position of the first key: a cache that slides has dropped those before it.
+        n_k: the number of keys; the last key is at the last query.
+        first: the position of the first key: a sliding cache has dropped the earlier keys.
         causal: whether later keys are masked.
-        window: how far before and after itself a query attends; None without a window.
-        real: (batch or 1, first + n_k) bool, which tokens of the whole text are no padding; None: all.
+        window: the largest distances before and after itself that a query attends to; None without a window.
+        token_mask: (batch or 1, first + n_k) bool, True = a token, False = padding; None if there is no padding.
         documents: (batch, n_k), the texts of packed rows, which do not see each other; None: each row is one text.
-        matrix: what else masks, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers to
-            add to scores.
+        matrix: any other mask, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers that
+            are added to scores.
     """
 
     n_k: int
     first: int = 0
     causal: bool = False
     window: tuple[int, int] | None = None
-    real: Tensor | None = None
+    token_mask: Tensor | None = None
     documents: Tensor | None = None
     matrix: Tensor | None = None
 
-    def __getattr__(self, name: str) -> Any:
-        """Refuse what models ask of a tensor."""
+    def __getattr__(self, name: str) -> NoReturn:
+        """Refuse the attributes of a tensor."""
         if name.startswith("__"):
             raise AttributeError(name)
         if name in ("ndim", "contiguous"):
-            # What transformers asks of a mask that was made before the forward, as for a static cache.
-            reason = "whereformer's attention takes no mask made before, as for a static cache"
+            # transformers reads these of a mask that was prepared before the forward.
+            reason = "masks prepared before the forward, as for a static cache, are not supported"
             raise InputError("attention_mask", reason)
-        raise NoTensorError(f"it reads its {name}")
+        raise NotATensorError(f"reads the attribute {name!r} of")
 
-    def __getitem__(self, at: Any) -> Any:
-        """Refuse what models do that choose keys themselves, as of a matrix."""
-        if isinstance(at, tuple):
-            raise NoTensorError("it reads parts of it")
-        return tuple.__getitem__(self, at)
+    def __getitem__(self, index: object) -> NoReturn:
+        """Refuse models that choose keys themselves, as from a matrix."""
+        raise NotATensorError("indexes")
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """Refuse functions of torch, except for scores + mask."""
+        cls, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: object = None
+    ) -> Tensor:
+        """Refuse torch's functions, except for ``scores + mask``."""
         if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
             return args[1].__radd__(args[0])
-        raise NoTensorError(f"it calls {getattr(function, '__name__', function)}")
+        raise NotATensorError(f"calls {getattr(function, '__name__', function)} on")
 
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
-        if self._replace(n_k=0, first=0, real=None) != RequestedMask(0):
-            raise InputError("attention_mask", "layers that add masks to scores themselves can have padding only")
+        if self.causal or self.window or self.documents is not None or self.matrix is not None:
+            reason = "layers that add masks to scores themselves support only padding masks"
+            raise InputError("attention_mask", reason)
         keys = self.key_mask(len(scores))
         return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
 
     def __eq__(self, value: object) -> bool:
-        """Compare with a tuple, and refuse to compare with a number, as a matrix does element by element."""
-        return tuple.__eq__(self, value) if isinstance(value, tuple | None) else _refuse_operator(self)
+        """Whether ``value`` is this object; a number is refused, since a matrix compares its elements with it."""
+        return self is value if isinstance(value, MaskSpec | None) else _refuse_operator(self)
 
     def __ne__(self, value: object) -> bool:
         return not self == value
 
-    def __hash__(self) -> int:
-        return tuple.__hash__(self)
+    __hash__ = object.__hash__
 
     def key_mask(self, batch: int) -> Tensor | None:
-        """Return which keys are real, (batch, n_k); None if all are."""
-        return None if self.real is None else self.real[:, self.first :].expand(batch, self.n_k)
+        """Return which keys are tokens and not padding, (batch, n_k) bool; None if all are."""
+        return None if self.token_mask is None else self.token_mask[:, self.first :].expand(batch, self.n_k)
 
     def site(self, query: Tensor, scale: float | None) -> Site:
-        """Return where a query attends. A cache holds the earlier keys, so the queries are the last tokens."""
+        """Return the site of a call. A cache holds the earlier keys, so the queries are the last tokens."""
         (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first
         keys = Positions(first, 1, n_k)
         return Site(
@@ -126,51 +126,56 @@ class RequestedMask(NamedTuple):
             scale=scale,
             query_documents=self.documents,
             key_documents=self.documents,
-            num_dropped_keys=first if self.real is None or not first else self.real[:, :first].sum(1, keepdim=True),
+            num_dropped_keys=self._count_dropped_keys(),
         )
 
-    def counted(self, site: Site) -> Site:
-        """Return the site at positions that count real tokens alone, from 0 in each text."""
+    def _count_dropped_keys(self) -> int | Tensor:
+        if self.token_mask is None or self.first == 0:
+            return self.first
+        return self.token_mask[:, : self.first].sum(1, keepdim=True)
+
+    def with_token_positions(self, site: Site) -> Site:
+        """Return the site with positions that count only tokens, not padding, from 0 in each text."""
         if self.documents is not None:
-            at, end = positions_in_documents(self.documents, self.key_mask(len(self.documents)))
-            return replace(site, query_positions=at, key_positions=at, position_stop=end)
-        places = None if self.real is None else positions_from_mask(self.real)
-        if places is None:
+            positions, stop = positions_in_documents(self.documents, self.key_mask(len(self.documents)))
+            return replace(site, query_positions=positions, key_positions=positions, position_stop=stop)
+        all_positions = None if self.token_mask is None else positions_from_mask(self.token_mask)
+        if all_positions is None:
             return site
         assert isinstance(site.query_positions, Positions)
-        end = places.shape[1]
+        stop = all_positions.shape[1]
         return replace(
             site,
-            query_positions=places[:, end - site.query_positions.length :],
-            key_positions=places[:, end - self.n_k :],
-            position_stop=end,
+            query_positions=all_positions[:, stop - site.query_positions.length :],
+            key_positions=all_positions[:, stop - self.n_k :],
+            position_stop=stop,
         )
 
     def hides_later_keys(self, n_q: int) -> bool:
         """Whether none of the queries, which are the last tokens, sees a later key."""
         if self.matrix is None:
             return self.causal
-        keys = seen(self.matrix)
-        return not bool(keys.expand(*keys.shape[:2], n_q, -1).triu(1 + keys.shape[3] - n_q).any())
+        pairs = visible_pairs(self.matrix)
+        return not bool(pairs.expand(*pairs.shape[:2], n_q, -1).triu(1 + pairs.shape[3] - n_q).any())
 
 
-def _refuse_operator(*_: Any) -> Any:
-    raise NoTensorError("with an operator")
+def _refuse_operator(*_: object) -> NoReturn:
+    raise NotATensorError("applies an operator to")
 
 
 for _name in (
     "add", "sub", "rsub", "mul", "rmul", "truediv", "rtruediv", "and", "rand", "or", "ror",
     "lt", "le", "gt", "ge", "neg", "invert", "float", "int",
 ):  # fmt: skip
-    setattr(RequestedMask, f"__{_name}__", _refuse_operator)
+    setattr(MaskSpec, f"__{_name}__", _refuse_operator)
 
 
-def seen(matrix: Tensor) -> Tensor:
-    """Return which keys are seen by which queries, of a mask that is bool or added to scores."""
+def visible_pairs(matrix: Tensor) -> Tensor:
+    """Return a mask that is bool or added to scores as bool, with True = the query sees the key."""
     return matrix if matrix.dtype == torch.bool else matrix > torch.finfo(matrix.dtype).min / 2
 
 
-def mask(
+def make_mask_spec(
     batch_size: int,
     q_length: int,
     kv_length: int,
@@ -179,85 +184,87 @@ def mask(
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None,
     **options: Any,
-) -> RequestedMask:
-    """A mask function of transformers: it returns what was asked for, with a matrix only for patterns of other kinds.
+) -> MaskSpec:
+    """A mask function of transformers that returns a description; only patterns of other kinds become a matrix.
 
-    Causality, windows, padding and the texts of packed rows need none.
+    Causality, windows, padding and the texts of packed rows need no matrix.
 
     Raises:
-        InputError: for a cache in which the last key is not the last query's.
+        InputError: for a cache whose last key is not at the last query.
     """
-    asked, end = _recognized(mask_function, kv_length), kv_offset + kv_length
-    covered = attention_mask is not None and attention_mask.shape[1] >= end
-    ahead = asked is not None and asked.causal and not covered and q_offset + q_length < end
-    if isinstance(q_offset, Tensor) or ahead:
-        raise InputError("cache", "whereformer's attention needs a cache that grows, got a static one")
-    if asked is None or ((asked.causal or asked.window) and q_offset + q_length != end):
-        # Without these, None stands for what sdpa takes from the layer.
+    mask_spec, end = _parse_mask_function(mask_function, kv_length), kv_offset + kv_length
+    covers_all = attention_mask is not None and attention_mask.shape[1] >= end
+    has_later_keys = mask_spec is not None and mask_spec.causal and not covers_all and q_offset + q_length < end
+    if isinstance(q_offset, Tensor) or has_later_keys:
+        raise InputError("cache", "expected a cache that grows, got a static one")
+    if mask_spec is None or ((mask_spec.causal or mask_spec.window) and q_offset + q_length != end):
+        # With these, sdpa_mask may return None, and torch's attention function then masks by an option of the layer.
         options |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
-        asked = RequestedMask(kv_length, matrix=matrix)
-    real = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    return asked._replace(first=kv_offset, real=None if real is None else real_tokens(real[:, :end]))
+        mask_spec = MaskSpec(kv_length, matrix=matrix)
+    padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
+    return replace(mask_spec, first=kv_offset, token_mask=None if padding is None else real_tokens(padding[:, :end]))
 
 
-def texts_by_positions(positions: Tensor, real: Tensor | None) -> Tensor | None:
-    """Return the number of each token's text, (batch, n), by the positions of real tokens; None if a row is one text.
+def texts_by_positions(positions: Tensor, token_mask: Tensor | None) -> Tensor | None:
+    """Return the number of each token's text, (batch, n), from the positions of tokens; None if a row is one text.
 
-    As in transformers, a text goes on where positions go on by one. Where padding is hidden between two tokens, they
-    may also go on by the distance between the two.
+    As in transformers, a text goes on where the next position is larger by one. If there is padding between two tokens,
+    it may also be larger by the distance between the tokens.
 
     Args:
-        positions: (1 or batch, n), whole.
-        real: (batch, n) bool, True = a token, False = padding; None: all are tokens.
+        positions: (1 or batch, n), integers.
+        token_mask: (batch, n) bool, True = a token, False = padding; None: all are tokens.
     """
-    steps, distances = steps_between_tokens(positions, real)
+    steps, distances = steps_between_tokens(positions, token_mask)
     begins = (steps != 1) & (steps != distances)
     return None if can_read(begins) and not begins.any() else begins.cumsum(1)
 
 
-def _recognized(mask_function: Callable[..., Tensor], n_k: int) -> RequestedMask | None:
-    """Return the mask of a function if it needs no matrix; None for others, and in compiled code for most."""
+def _parse_mask_function(mask_function: Callable[..., Tensor], n_k: int) -> MaskSpec | None:
+    """Return the description of a mask function without a matrix; None if it needs one, as most do in compiled code."""
     if mask_function in (causal_mask_function, bidirectional_mask_function):
-        return RequestedMask(n_k, causal=mask_function is causal_mask_function)
-    # A compiler cannot look into functions.
+        return MaskSpec(n_k, causal=mask_function is causal_mask_function)
+    # A compiler cannot read the closures of functions.
     if torch.compiler.is_compiling():
         return None
-    if parts := _parts(mask_function, sliding_window_causal_mask_function(ANY)):
-        return RequestedMask(n_k, causal=True, window=(parts[0] - 1, 0))
-    if parts := _parts(mask_function, sliding_window_bidirectional_mask_function(ANY)):
-        return RequestedMask(n_k, window=(parts[0], parts[0]))
-    # Releases of transformers join the two in either order, and older ones leave positions as they are.
-    for within, apart in permutations(_parts(mask_function, and_masks(ANY, ANY)) or (), 2):
-        if documents := _parts(apart, packed_sequence_mask_function(ANY)):
-            inner = None if REMAP is None else _parts(within, REMAP(ANY, ANY))
-            asked = _recognized(inner[0] if inner else within, n_k)
-            return None if asked is None else asked._replace(documents=documents[0])
+    if sizes := _match(mask_function, sliding_window_causal_mask_function(ANY)):
+        return MaskSpec(n_k, causal=True, window=(sizes[0] - 1, 0))
+    if sizes := _match(mask_function, sliding_window_bidirectional_mask_function(ANY)):
+        return MaskSpec(n_k, window=(sizes[0], sizes[0]))
+    # Releases of transformers join the two functions in either order, and older ones do not remap positions.
+    for within_text, same_text in permutations(_match(mask_function, and_masks(ANY, ANY)) or (), 2):
+        if documents := _match(same_text, packed_sequence_mask_function(ANY)):
+            remapped = None if REMAP is None else _match(within_text, REMAP(ANY, ANY))
+            mask_spec = _parse_mask_function(remapped[0] if remapped else within_text, n_k)
+            return None if mask_spec is None else replace(mask_spec, documents=documents[0])
     return None
 
 
 REMAP = getattr(masking_utils, "remap_positions_for_packed_sequence", None)
-"""Lets a mask function see positions that start again with each text."""
+"""Makes positions start again with each text, for the mask function that it wraps."""
 
 
 class ANY:
-    """Stands for whatever a mask function was made from."""
+    """A wildcard for a value in the closure of a mask function."""
 
 
-def _parts(one: Any, other: Any) -> list[Any] | None:
-    """Return what one function was made from where the other has ANY.
+def _match(value: Any, pattern: Any) -> list[Any] | None:
+    """Return the values in a function's closure, nested ones too, at which the pattern's closure has ANY.
 
-    None if they differ in their code or in the functions that they were made from.
+    None if the two differ in their code or in the rest of their closures.
     """
-    if other is ANY:
-        return [one]
-    if isinstance(one, FunctionType) and isinstance(other, FunctionType) and one.__code__ is other.__code__:
-        one, other = (tuple(cell.cell_contents for cell in each.__closure__ or ()) for each in (one, other))
-    if isinstance(one, tuple) and isinstance(other, tuple) and len(one) == len(other):
-        found: list[Any] = []
-        for pair in zip(one, other, strict=True):
-            if (parts := _parts(*pair)) is None:
+    if pattern is ANY:
+        return [value]
+    if isinstance(value, FunctionType) and isinstance(pattern, FunctionType) and value.__code__ is pattern.__code__:
+        value, pattern = (
+            tuple(cell.cell_contents for cell in function.__closure__ or ()) for function in (value, pattern)
+        )
+    if isinstance(value, tuple) and isinstance(pattern, tuple) and len(value) == len(pattern):
+        matches: list[Any] = []
+        for pair in zip(value, pattern, strict=True):
+            if (inner_matches := _match(*pair)) is None:
                 return None
-            found += parts
-        return found
-    return [] if one is other else None
+            matches += inner_matches
+        return matches
+    return [] if value is pattern else None

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ...files import check_regular_in, read_json
 from ..checks import check_entries
 
@@ -29,7 +29,7 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         InputError: if a folder has no config.json, or a pipe or a device, or if the config.json holds something else.
     """
     if not isinstance(path_or_id, str | Path):
-        told = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {shown(path_or_id)}"
+        told = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {short_repr(path_or_id)}"
         raise InputError("path_or_id", told)
     check_regular_in("path_or_id", path_or_id)
     folder = Path(path_or_id, hub.get("subfolder") or "")
@@ -89,7 +89,7 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     files = []
     for name in _names(Path(index)):
         if (found := find(name)) is None:
-            raise InputError("path_or_id", f"{index} names {shown(name)}, which is missing")
+            raise InputError("path_or_id", f"{index} names {short_repr(name)}, which is missing")
         files.append(Path(found))
     return files
 
@@ -101,7 +101,9 @@ def _names(index: Path) -> list[str]:
     plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)]
     if len(plain) < len(names) or not names:
         given = next((name for name in names if name not in plain), listed)
-        raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {shown(given)}")
+        raise InputError(
+            "path_or_id", f"{index} must name safetensors files in its own folder, got {short_repr(given)}"
+        )
     return sorted(set(plain))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 
@@ -27,11 +27,11 @@ def modernbert_options(config: Any) -> dict[str, Any]:
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
     for rotation in rotations:
         if rotation["rope_type"] != "default":
-            raise InputError("rope_type", f"expected 'default', got {shown(rotation['rope_type'])}")
+            raise InputError("rope_type", f"expected 'default', got {short_repr(rotation['rope_type'])}")
     # The option counts both sides together.
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
-        raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
+        raise InputError("local_attention", f"expected at least 2, got {short_repr(config.local_attention)}")
     windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
     return {
         "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
@@ -58,7 +58,8 @@ def deberta_options(config: Any) -> dict[str, Any]:
     for name, wanted in {**_OF_VERSION_3, "pos_att_type": ["c2p", "p2c"]}.items():
         if given[name] != wanted:
             raise InputError(
-                name, f"expected {wanted!r}, as in DeBERTa's version 3, got {shown(given[name])}; attach takes others"
+                name,
+                f"expected {wanted!r}, as in DeBERTa's version 3, got {short_repr(given[name])}; attach takes others",
             )
     reach, buckets = (getattr(config, name, -1) for name in ("max_relative_positions", "position_buckets"))
     # Without buckets, each distance has a row.

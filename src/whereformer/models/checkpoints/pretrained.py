@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ...positions import canonical_name, component_names, describe, layer_pattern
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
@@ -77,12 +77,12 @@ def load_pretrained(
         OSError: if there is no such checkpoint, or it has no readable safetensors.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
+        raise InputError("dtype", f"expected a floating dtype of torch, got {short_repr(dtype)}")
     layout: dict[str, Any] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
     source = source_of(find_config(path_or_id), layout)
     build = source.built_as if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
-        name = getattr(build, "__name__", shown(build))
+        name = getattr(build, "__name__", short_repr(build))
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {name}")
     config = EncoderConfig.from_dict(_changed(source.fields, position, options))
     before = source.fields.get("position", "learned")
