@@ -106,9 +106,9 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
     labels = [attributes["aria-label"] for attributes in drawings]
     assert labels == ["Training loss over steps", "Held-out loss over length"]
-    drawn = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
-    assert "font-family" not in "".join(drawn)
+    figures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert not [color for svg in figures for color in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
+    assert "font-family" not in "".join(figures)
     assert len(text) < 500_000
 
 
