@@ -119,8 +119,8 @@ def not_yet_learning(methods: Mapping[str, Models], baseline: str | None) -> lis
     """Return the methods that have not left the plateau where every training begins.
 
     On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
-    a method is on it if its held-out loss is not clearly lower than the loss of ``baseline``, which stays there. Without
-    the baseline, the plateau is unknown, and no method is returned.
+    a method is on it if its held-out loss is not clearly lower than the loss of ``baseline``, which stays there.
+    Without the baseline, the plateau is unknown, and no method is returned.
     """
     base = methods.get(baseline or "", {})
     return [
