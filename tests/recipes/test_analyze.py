@@ -140,7 +140,7 @@ def test_the_command_and_the_function(save, tmp_path, capsys):
     [
         ([], "whereformer: MODEL: expected at least one folder or id on the Hugging Face Hub, got none"),
         *refusals("""
-        {model} --length 1 => --length: expected 2 to 65536, got 1
+        {model} --length 1 => --length: expected at least 2, got 1
         {model} --length 21 => --length: expected at most 20, the number of positions of
         {model} --max-kernels 0 => --max-kernels: expected 1 to 16, got 0
         {folder}/missing => MODEL: expected a folder with a checkpoint, or an id on

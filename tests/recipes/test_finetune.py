@@ -186,7 +186,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
             capsys, "finetune", "--model", model, "--data", data, "--task", task, f"--out={out}", *TINY, *options
         )
 
-    assert "--task: expected sst2, mnli" in says(task="colla")
+    assert "--task: expected one of sst2, mnli" in says(task="colla")
     assert f"--model: expected a folder with a config.json, got '{tmp_path}'" in says(model=str(tmp_path))
     config = tmp_path / "run" / "model" / "config.json"
     config.parent.mkdir(parents=True)

@@ -70,7 +70,7 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
         )
         main(words)
         said = " ".join(capsys.readouterr().out.split())
-        assert "again: its record lacks" in said, name
+        assert "repeating" in said and "its record lacks" in said, name
         again = [json.loads(line)["value"] for line in path.read_text().splitlines()[1:]]
         assert again == [record["value"] for record in records], name
     assert seen == set(FORGED[command])
