@@ -5,8 +5,7 @@ Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
 language. Every run calls whereformer.translate, and its test set is translated and scored. Finished runs
 are not repeated, and an interrupted run continues. Writes results.json (for each method the scores of every seed, and
-of sentences by length), and prints the means. For the cost of a step see
-translation_speed.py; here, runs in parallel disturb each other.
+of sentences by length), and prints the means.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from rich.console import Console
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from translation_speed import BASELINE, VARIANTS
 
 import whereformer
 from whereformer.cli.main import execute
@@ -38,7 +36,15 @@ from whereformer.lab.run import read_records, threads
 from whereformer.lab.translation import load, translate_lines
 from whereformer.provenance import write_results
 
-METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "shaw": ("shaw", {"clip": 16}),
+    "shaw-keys": ("shaw", {"clip": 16, "values": False}),
+    "shaw-clip-4": ("shaw", {"clip": 4}),
+    "shaw-clip-2": ("shaw", {"clip": 2}),
+}
+"""Names that stand for a method with options."""
+
+METHODS = ("sinusoidal", "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
 
 
 @dataclass(frozen=True)

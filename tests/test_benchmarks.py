@@ -116,15 +116,6 @@ def compare_check(run, tmp_path):
     assert load(tmp_path / "out" / "12")[0].steps == 12
 
 
-def finetune_speed(run, tmp_path):
-    model, data = save_bert(tmp_path / "bert"), save_glue(tmp_path / "glue", "cola", rows=8)
-    run(
-        "finetune_speed",
-        *(f"--model={model}", f"--data={data}", "--batch-size=2", "--steps=1", "--rounds=2", f"--out={tmp_path}"),
-    )
-    assert results_of(tmp_path / "results.json")["ratios"]["transformers"] == [1.0]
-
-
 def extend(run, tmp_path):
     """Two models of random weights: one vector of a document and its chunks are compared on the same passages."""
     words = Path(parallel_text.__file__).read_text()
@@ -337,16 +328,6 @@ HELPERS = {
     *("goals", "lists", "parts", "peak", "pictures", "side_by_side"),
 }
 """Files that benchmarks share."""
-
-
-def translation_speed(run, tmp_path):
-    run(
-        "translation_speed",
-        *("--methods=rope", "--lengths=8", "--written=8", "--batch-tokens=32", "--vocab-size=50", "--rounds=1"),
-        f"--out={tmp_path}",
-    )
-    found = results_of(tmp_path / "results.json")
-    assert set(found["training"]["8"]) == set(found["decoding"]["8"]) == {"sinusoidal", "rope"}
 
 
 @pytest.mark.slow

@@ -17,10 +17,7 @@ def encoder(position, **options):
 
 def planted():
     """A model whose position is kernels already, and the same with fresh ones."""
-    teacher, student = (
-        encoder("tisa", position_options={"num_kernels": 2}),
-        encoder("tisa", position_options={"num_kernels": 2}),
-    )
+    teacher, student = (encoder("tisa", position_options={"num_kernels": 2}) for _ in range(2))
     with torch.no_grad():
         teacher.position.amplitude.copy_(torch.tensor([[[3.0, -2.0], [2.0, 1.0]], [[-2.0, 1.5], [4.0, 1.0]]]))
         teacher.position.sharpness.copy_(torch.tensor([[[0.3, 0.05], [1.0, 0.02]], [[0.1, 0.5], [0.4, 0.1]]]))
@@ -38,14 +35,14 @@ def test_planted_kernels_come_back_and_so_do_all_states():
     assert (fit.explained > 0.999).all()
     offsets = torch.arange(-12, 13)
     for layer in range(2):
-        expected, found = (each.position.curve(offsets, layer=layer) for each in (teacher, student))
+        expected, actual = (model.position.curve(offsets, layer=layer) for model in (teacher, student))
         # Up to a constant, which no softmax sees.
-        centered = [curve - curve.mean(-1, keepdim=True) for curve in (expected, found)]
+        centered = [curve - curve.mean(-1, keepdim=True) for curve in (expected, actual)]
         torch.testing.assert_close(*centered, rtol=0, atol=0.02)
     with torch.no_grad():
-        other = torch.randint(50, (4, 20))
+        new_windows = torch.randint(50, (4, 20))
         torch.testing.assert_close(
-            student(other).last_hidden_state, teacher(other).last_hidden_state, rtol=0, atol=0.02
+            student(new_windows).last_hidden_state, teacher(new_windows).last_hidden_state, rtol=0, atol=0.02
         )
 
 
@@ -53,23 +50,23 @@ def test_embeddings_become_kernels_that_give_heads_their_curves_back():
     teacher = encoder("learned")
     with torch.no_grad():
         # Sines and cosines, of which a head sees whole pairs, so that scores depend on the distance.
-        at = torch.arange(24.0)[:, None] * torch.linspace(0.1, 1.0, 16)
-        teacher.position.weight.copy_(torch.cat((at.sin(), at.cos()), 1))
+        angles = torch.arange(24.0)[:, None] * torch.linspace(0.1, 1.0, 16)
+        teacher.position.weight.copy_(torch.cat((angles.sin(), angles.cos()), 1))
         teacher.embeddings.word.weight.normal_()
         pairs = torch.arange(32).view(2, 2, 8).transpose(0, 1).flatten()
         for layer in teacher.layers:
             for part in (layer.attention.query, layer.attention.key):
                 part.weight.copy_(1.5 * torch.eye(32)[pairs])
-    kept = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("position.")}
+    state = {name: tensor for name, tensor in teacher.state_dict().items() if not name.startswith("position.")}
     student, dropped = encoder("tisa", position_options={"num_kernels": 4}), encoder("none")
     for model in (student, dropped):
-        model.load_state_dict(kept, strict=False)
+        model.load_state_dict(state, strict=False)
     with torch.no_grad():
         distill_positions(teacher, student, torch.randint(50, (32, 20)))
-    other = torch.randint(50, (32, 20))
+    new_windows = torch.randint(50, (32, 20))
     # Up to 12 tokens away; there are few pairs farther apart.
-    wanted, without, found = (offset_curves(model, other)[..., 7:32] for model in (teacher, dropped, student))
-    assert (found - wanted).abs().mean() < 0.15 * (without - wanted).abs().mean()
+    expected, without, actual = (offset_curves(model, new_windows)[..., 7:32] for model in (teacher, dropped, student))
+    assert (actual - expected).abs().mean() < 0.15 * (without - expected).abs().mean()
 
 
 def test_curves_of_a_model_without_content_are_the_methods_own():
@@ -78,21 +75,21 @@ def test_curves_of_a_model_without_content_are_the_methods_own():
         for layer in model.layers:
             layer.attention.query.weight.zero_()
             layer.attention.query.bias.zero_()
-        found = offset_curves(model, torch.randint(50, (3, 10)), batch_size=2)
+        curves = offset_curves(model, torch.randint(50, (3, 10)), batch_size=2)
         for layer in range(2):
             expected = model.position.curve(torch.arange(-9, 10), layer=layer).double()
-            torch.testing.assert_close(found[layer], expected - expected.mean(-1, keepdim=True), rtol=0, atol=1e-5)
+            torch.testing.assert_close(curves[layer], expected - expected.mean(-1, keepdim=True), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_a_curve_is_that_of_a_regression_on_offsets_and_rows(n):
     logs = torch.randn(3, 2, n, n, dtype=torch.float64).log_softmax(-1)
-    found = fit_curves(diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0), len(logs))
+    curves = fit_curves(diagonal_sums(logs - logs.mean(-1, keepdim=True)).sum(0), len(logs))
     index = torch.arange(n)
     offset = (index[None] - index[:, None] + n - 1).expand(3, n, n).flatten()
     row = torch.arange(3 * n).view(3, n, 1).expand(3, n, n).flatten()
     design = torch.cat([torch.nn.functional.one_hot(part).double() for part in (offset, row)], 1)
-    for head, curve in enumerate(found):
+    for head, curve in enumerate(curves):
         expected = torch.linalg.lstsq(design, logs[:, head].flatten()[:, None], driver="gelsd").solution[: 2 * n - 1, 0]
         torch.testing.assert_close(curve, expected - expected.mean(), rtol=0, atol=1e-9)
 

@@ -35,13 +35,13 @@ def test_the_score_is_the_mean_loss_and_does_not_depend_on_batching():
     assert model.training
     assert score.loss == pytest.approx(float(score.losses.mean()))
     assert len(score.losses) == (held_out.labels != IGNORED).sum()
-    other = lm_score(model, held_out.windows(32, 64))
-    torch.testing.assert_close(other.losses, score.losses, rtol=1e-4, atol=1e-4)
+    in_small_batches = lm_score(model, held_out.windows(32, 64))
+    torch.testing.assert_close(in_small_batches.losses, score.losses, rtol=1e-4, atol=1e-4)
     assert 4 < score.loss < 6
     assert 0 <= score.accuracy <= 0.1
     model.config.label_share = 0.4  # more places than labels
-    named = held_out_scores(model, held_out.windows(32, 64))
-    assert named == pytest.approx({"loss": score.loss, "accuracy": score.accuracy}, rel=1e-4)
+    scores = held_out_scores(model, held_out.windows(32, 64))
+    assert scores == pytest.approx({"loss": score.loss, "accuracy": score.accuracy}, rel=1e-4)
 
 
 def test_causal_models_are_scored_by_every_token_after_the_first_of_a_row():
@@ -49,15 +49,15 @@ def test_causal_models_are_scored_by_every_token_after_the_first_of_a_row():
     model = EncoderForCausalLM(EncoderConfig(**SMALL, causal=True, sparse_prediction=True)).eval()
     held_out = HeldOut(stream(1000), None, build_vocabulary(100))
     score = lm_score(model, held_out.windows(32, 4096))
-    wanted, right = [], []
+    losses, right = [], []
     with torch.no_grad():
         for start in range(0, 960, 31):
             text = stream(1000)[start : min(start + 31, 960)]
             states = model.encoder(torch.cat((torch.tensor([CLS]), text))[None]).last_hidden_state
             logits = model.head(states)[0, :-1]
-            wanted.append(functional.cross_entropy(logits, text, reduction="none"))
+            losses.append(functional.cross_entropy(logits, text, reduction="none"))
             right.append(logits.argmax(-1) == text)
-    torch.testing.assert_close(score.losses, torch.cat(wanted), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(score.losses, torch.cat(losses), rtol=1e-4, atol=1e-4)
     assert score.accuracy == pytest.approx(float(torch.cat(right).double().mean()))
     model.config.sparse_prediction = False
     assert torch.equal(lm_score(model, held_out.windows(32, 4096)).losses, score.losses)

@@ -39,13 +39,12 @@ def test_scores_are_the_mean_over_words(position, options):
     texts = torch.tensor(list(product(range(3), repeat=n)))
     weights = model(texts, output_attentions=True).attentions[0]
     expected = weights.log().mean(0)
-    found = next(iter(read_layer_scores(model, n)))
-    assert (found.layer, found.stride) == (0, 1)
+    layer = next(iter(read_layer_scores(model, n)))
+    assert (layer.layer, layer.stride) == (0, 1)
     # A token's score with itself is a mean over one word, not over pairs.
-    others = ~torch.eye(n, dtype=torch.bool)
-    for actual, wanted in zip(found.scores, expected, strict=True):
-        rows = [part[others].view(n, n - 1) for part in (actual, wanted)]
-        check(*(part - part.mean(-1, keepdim=True) for part in rows), 1e-6)
+    off_diagonal = ~torch.eye(n, dtype=torch.bool)
+    rows = [scores[:, off_diagonal].view(-1, n, n - 1) for scores in (layer.scores, expected)]
+    check(*(scores - scores.mean(-1, keepdim=True) for scores in rows), 1e-6)
 
 
 @pytest.mark.parametrize("position", ["tisa", "t5", "alibi", "fire"])
@@ -54,46 +53,46 @@ def test_scores_of_curves_are_the_curves_in_every_layer(position, blocks):
     decoder = {"decoder_layers": "1"} if "-" in blocks else {}
     model = encoder(position, blocks=blocks, **decoder)
     layers = list(read_layer_scores(model, 12))
-    assert [found.layer for found in layers] == list(range(model.config.num_hidden_layers))
+    assert [layer.layer for layer in layers] == list(range(model.config.num_hidden_layers))
     strides = [1, 2, 4, 1] if decoder else [1, 1, 1]
-    assert [found.stride for found in layers] == strides
-    for found in layers:
-        n = found.scores.shape[-1]
-        curve = model.position.curve(torch.arange(1 - n, n) * found.stride, layer=found.layer)
-        check(found.scores, from_diagonals(curve).double(), 1e-5)
+    assert [layer.stride for layer in layers] == strides
+    for layer in layers:
+        n = layer.scores.shape[-1]
+        curve = model.position.curve(torch.arange(1 - n, n) * layer.stride, layer=layer.layer)
+        check(layer.scores, from_diagonals(curve).double(), 1e-5)
 
 
 @pytest.mark.parametrize("position", ["rope", "shaw", "transformer_xl"])
 def test_relative_methods_are_curves_in_every_layer(position):
     layers = list(read_layer_scores(encoder(position, separate_cls=False), 7))
     assert len(layers) == 2
-    for found in layers:
-        check(toeplitzness(found.scores), torch.ones(2, dtype=torch.float64), 1e-9)
-        assert found.scores.std() > 1e-6
+    for layer in layers:
+        check(toeplitzness(layer.scores), torch.ones(2, dtype=torch.float64), 1e-9)
+        assert layer.scores.std() > 1e-6
         if position == "rope":
-            check(found.scores.diagonal(0, 1, 2), torch.zeros(2, 7, dtype=torch.float64), 1e-9)
+            check(layer.scores.diagonal(0, 1, 2), torch.zeros(2, 7, dtype=torch.float64), 1e-9)
 
 
 @pytest.mark.parametrize(("position", "layers"), [("learned", 1), ("sinusoidal", 1), ("learned+tisa", 2), ("none", 0)])
 def test_which_layers(position, layers):
     model = encoder(position)
-    found = list(read_layer_scores(model, 5))
-    assert len(found) == layers
+    by_layer = list(read_layer_scores(model, 5))
+    assert len(by_layer) == layers
     if position == "learned+tisa":
         curve = model.position.curve(torch.arange(-4, 5), layer=1)
-        check(found[1].scores, from_diagonals(curve).double(), 1e-6)
+        check(by_layer[1].scores, from_diagonals(curve).double(), 1e-6)
 
 
 def test_the_constant_that_no_softmax_sees_is_gone():
-    found = next(iter(read_layer_scores(encoder(), 6)))
-    check(found.scores.mean((1, 2)), torch.zeros(2, dtype=torch.float64), 1e-9)
+    layer = next(iter(read_layer_scores(encoder(), 6)))
+    check(layer.scores.mean((1, 2)), torch.zeros(2, dtype=torch.float64), 1e-9)
 
 
 def test_reading_changes_nothing():
     model = encoder("shaw")
     text = torch.tensor([[0, 1, 2]])
     before = model(text).last_hidden_state
-    first, second = (torch.stack([found.scores for found in read_layer_scores(model, 5)]) for _ in range(2))
+    first, second = (torch.stack([layer.scores for layer in read_layer_scores(model, 5)]) for _ in range(2))
     assert torch.equal(first, second)
     assert torch.equal(model(text).last_hidden_state, before)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -119,6 +118,6 @@ def test_more_positions_than_there_are(position):
 @pytest.mark.parametrize("position", METHODS)
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_texts(position, length):
-    for found in read_layer_scores(encoder(position), length):
-        assert found.scores.shape == (2, length, length)
-        assert found.scores.isfinite().all()
+    for layer in read_layer_scores(encoder(position), length):
+        assert layer.scores.shape == (2, length, length)
+        assert layer.scores.isfinite().all()

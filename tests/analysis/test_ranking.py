@@ -12,7 +12,7 @@ from whereformer.analysis.ranking import LASTING, SEED_NOISE, NextComparison, ad
 def methods(**losses):
     """Models with one list of window losses per method and seed."""
     return {
-        name: {seed: SimpleNamespace(windows=each, loss=statistics.fmean(each)) for seed, each in enumerate(seeds)}
+        name: {seed: SimpleNamespace(windows=run, loss=statistics.fmean(run)) for seed, run in enumerate(seeds)}
         for name, seeds in losses.items()
     }
 
@@ -24,21 +24,21 @@ def windows(mean, noise=0.1, seed=0):
 
 def ranked(guessing=7.0, **losses):
     """The ranks of methods, best first, and the sentences."""
-    found = rank(methods(**losses), "none", 1)
-    return [(row.position, row.rank) for row in found.rows], sentences(found, "none", guessing, 1)
+    ranking = rank(methods(**losses), "none", 1)
+    return [(row.position, row.rank) for row in ranking.rows], sentences(ranking, "none", guessing, 1)
 
 
 def test_a_gap_beyond_all_noise_is_a_rank():
-    rows, told = ranked(a=[windows(4.0)], b=[windows(6.0, seed=1)], c=[windows(8.0, seed=2)])
+    rows, messages = ranked(a=[windows(4.0)], b=[windows(6.0, seed=1)], c=[windows(8.0, seed=2)])
     assert rows == [("a", 1), ("b", 2), ("c", 3)]
-    assert told == ["Take a: it predicts this text best."]
+    assert messages == ["Take a: it predicts this text best."]
 
 
 def test_one_seed_can_not_tell_a_gap_smaller_than_what_seeds_do():
     base = windows(4.0)
-    rows, told = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 2 for loss in base]])
+    rows, messages = ranked(a=[base], b=[[loss + SEED_NOISE / 2 for loss in base]], c=[[loss + 2 for loss in base]])
     assert rows == [("a", 1), ("b", 1), ("c", 3)]
-    assert told == ["Take a or b: this run cannot tell them apart."]
+    assert messages == ["Take a or b: this run cannot tell them apart."]
 
 
 def test_several_seeds_tell_a_small_gap_that_all_of_them_show():
@@ -47,20 +47,20 @@ def test_several_seeds_tell_a_small_gap_that_all_of_them_show():
 
 
 def test_seeds_that_disagree_tell_nothing():
-    rows, told = ranked(a=[windows(4.0), windows(4.5, seed=1)], b=[windows(4.5, seed=2), windows(4.0, seed=3)])
+    rows, messages = ranked(a=[windows(4.0), windows(4.5, seed=1)], b=[windows(4.5, seed=2), windows(4.0, seed=3)])
     assert [rank for _, rank in rows] == [1, 1]
-    assert told == ["The methods are too close to rank; train longer or use more seeds."]
+    assert messages == ["The methods are too close to rank; train longer or use more seeds."]
 
 
 def test_noise_over_the_text_hides_a_gap():
-    found = methods(a=[windows(4.0, noise=3)], b=[windows(4.1, noise=3, seed=9)])
-    assert not clearly_better(found["a"], found["b"])
-    assert not clearly_better(found["b"], found["a"])
+    runs = methods(a=[windows(4.0, noise=3)], b=[windows(4.1, noise=3, seed=9)])
+    assert not clearly_better(runs["a"], runs["b"])
+    assert not clearly_better(runs["b"], runs["a"])
 
 
 def test_models_without_a_common_seed_are_not_compared():
-    found = methods(a=[windows(4.0)], b=[windows(9.0)])
-    assert not clearly_better(found["a"], {7: found["b"][0]})
+    runs = methods(a=[windows(4.0)], b=[windows(9.0)])
+    assert not clearly_better(runs["a"], {7: runs["b"][0]})
 
 
 def test_the_rank_never_falls_as_the_loss_rises():
@@ -71,25 +71,25 @@ def test_the_rank_never_falls_as_the_loss_rises():
 
 
 def test_nobody_wins_before_anyone_beats_guessing():
-    told = ranked(a=[windows(7.5)], b=[windows(9.0, seed=1)])[1]
-    assert told == ["No method predicts better than guessing by frequency yet; train longer."]
+    messages = ranked(a=[windows(7.5)], b=[windows(9.0, seed=1)])[1]
+    assert messages == ["No method predicts better than guessing by frequency yet; train longer."]
     assert ranked(a=[windows(6.0)])[1] == ["Only a was tried; one method is no comparison."]
 
 
 def test_a_method_on_the_plateau_of_none_has_no_rank():
     losses = {"none": [windows(5.0)], "learned": [windows(5.05, seed=1)], "rope": [windows(3.0, seed=2)]}
-    rows, told = ranked(**losses)
+    rows, messages = ranked(**losses)
     assert rows == [("rope", 1), ("none", 2), ("learned", None)]
-    assert told[0] == "Take rope for now: it leads after 1 steps. learned is 2.1 nats behind and may catch up."
-    assert told[1].startswith("learned is not learning yet: its loss is not clearly lower than that of none.")
-    assert "--steps 4" in told[1]
+    assert messages[0] == "Take rope for now: it leads after 1 steps. learned is 2.1 nats behind and may catch up."
+    assert messages[1].startswith("learned is not learning yet: its loss is not clearly lower than that of none.")
+    assert "--steps 4" in messages[1]
     # Causal models learn order without positions, too.
     assert all(row.rank for row in rank(methods(**losses), None, 1).rows)
 
 
 def test_if_nothing_left_the_plateau_the_verdict_says_so():
-    told = ranked(none=[windows(5.0)], learned=[windows(5.05, seed=1)])[1]
-    assert told[0] == "No method predicts clearly better than none yet; train longer."
+    messages = ranked(none=[windows(5.0)], learned=[windows(5.05, seed=1)])[1]
+    assert messages[0] == "No method predicts clearly better than none yet; train longer."
     # Without the baseline, nothing is known of the plateau.
     assert not rank(methods(learned=[windows(5.0)], rope=[windows(5.05, seed=1)]), "none", 1).not_learning
 

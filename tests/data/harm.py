@@ -11,8 +11,8 @@ def load_documents(paths, column=None):
 
 
 def only_folder(cache):
-    [found] = [path for path in cache.iterdir() if path.is_dir()]
-    return found
+    [folder] = [path for path in cache.iterdir() if path.is_dir()]
+    return folder
 
 
 def contents(cache):

@@ -15,10 +15,10 @@ from whereformer.manifest import fingerprint, fingerprint_of_files
 
 @pytest.mark.slow
 def test_the_default_text_is_python_s_own_documentation():
-    found = corpus.default_documents()
-    assert sum(map(len, found)) > 1_000_000
-    assert any("Doc/reference" in document or "statement" in document for document in found)
-    assert all(document.strip() for document in found)
+    documents = corpus.default_documents()
+    assert sum(map(len, documents)) > 1_000_000
+    assert any("Doc/reference" in document or "statement" in document for document in documents)
+    assert all(document.strip() for document in documents)
 
 
 def test_every_format_is_read(tmp_path):
@@ -103,8 +103,8 @@ def test_the_fingerprint_of_files_is_that_of_their_bytes(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     a, b = tmp_path / "a.txt", tmp_path / "b.txt"
-    found = {fingerprint_of_files(*given) for given in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
-    assert len(found) == 4
+    fingerprints = {fingerprint_of_files(*files) for files in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
+    assert len(fingerprints) == 4
     before = corpus.TextSource([a]).fingerprint
     moved = a.rename(tmp_path / "c.txt")
     assert corpus.TextSource([moved]).fingerprint == before
@@ -176,10 +176,10 @@ def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
     parquet.write_table(pa.table({"text": [str(row) for row in range(9)]}), tmp_path / "a.parquet", row_group_size=3)
     lines = "".join(json.dumps({"text": str(row)}) + "\n" for row in range(9, 12))
     (tmp_path / "b.jsonl").write_text(lines + "no JSON\n")
-    found = corpus.TextSource([tmp_path]).documents()
-    assert ["".join(next(found)) for _ in range(12)] == [str(row) for row in range(12)]
+    documents = corpus.TextSource([tmp_path]).documents()
+    assert ["".join(next(documents)) for _ in range(12)] == [str(row) for row in range(12)]
     with pytest.raises(InputError, match=r"b.jsonl, line 4: not JSON"):
-        next(found)
+        next(documents)
 
 
 @pytest.mark.parametrize("line", ['{"text": "a", "n": ' + "9" * 5000 + "}", "[" * 100_000 + "]" * 100_000])

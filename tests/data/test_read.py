@@ -83,18 +83,18 @@ def raw(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("a.parquet", r"': 'utf-8' codec can't decode"), ("a.jsonl", r", line 1: not UTF-8 text \(")],
 )
-def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
+def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, message):
     file = tmp_path / name
     if file.suffix == ".parquet":
         parquet.write_table(pa.table({"text": raw(LATIN), "label": [1]}), file)
     else:
         file.write_bytes(b'{"text": "' + LATIN + b'", "label": 1}\n')
-    with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
+    with pytest.raises(InputError, match=rf"^train: .*{name}{message}"):
         deque(read.Table("train", file).rows(["text"]))
-    with pytest.raises(InputError, match=rf"^data: .*{name}{said}"):
+    with pytest.raises(InputError, match=rf"^data: .*{name}{message}"):
         list(read_documents(file))
 
 

@@ -61,10 +61,10 @@ def test_the_vocabulary_is_the_same_in_every_process():
         "texts = corpus.__doc__, windows.__doc__, open(windows.__file__).read(), open(corpus.__file__).read()\n"
         "print(fit_tokenizer(texts, 600).backend_tokenizer.to_str())"
     )
-    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     texts = corpus.__doc__, windows.__doc__, Path(windows.__file__).read_text(), Path(corpus.__file__).read_text()
-    assert there == fit_tokenizer(texts, 600).backend_tokenizer.to_str()
-    assert len(there) > 1000
+    assert printed == fit_tokenizer(texts, 600).backend_tokenizer.to_str()
+    assert len(printed) > 1000
 
 
 def roberta_like(folder):

@@ -79,7 +79,7 @@ def test_gradients_of_tiles(kind):
     check("blockwise", content(70, 140), terms, **positions)
 
 
-NO_MULTIPLES = "expected first and all offsets between these positions to be multiples of"
+NO_MULTIPLES = "expected first and all offsets between positions to be multiples of"
 
 
 @pytest.mark.parametrize("kind", KINDS)

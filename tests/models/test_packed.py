@@ -251,8 +251,8 @@ def test_a_mask_of_ones_is_no_padding():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected numbers from 0 to 33, the rows of input_ids"),
-        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected numbers from 0 to 33"),
+        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33 (the rows of"),
+        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33"),
         ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected an integer tensor"),
         ({"cu_seq_lens_q": ENDS, "input_ids": IDS.repeat(2, 1)}, "cu_seq_lens_q: it needs one row and no cache, got 2"),
         ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected the numbers of cu_seq_lens_q"),

@@ -1,11 +1,16 @@
 """The comparison's page, from small results that are made up here."""
 
+import html
 import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from tests.lab.report.pages import Page
+from whereformer.cli.flags import parse
 from whereformer.recipes.compare import Compare, RateSearch
 from whereformer.recipes.comparison_report import ComparisonResult
 
@@ -35,17 +40,20 @@ METHODS = {
 }
 
 
-def report_of(methods=None, seeds=1, *, guessing=4.9876, rates=None, trials=None, **options):
+def recipe_of(methods=METHODS, **options):
+    return Compare(**{"out": "x", "positions": list(methods), "length": LENGTH, "steps": 60, **options})
+
+
+def report_of(methods=METHODS, seeds=1, *, guessing=4.9876, rates=None, trials=None, **options):
     """A report on made-up outcomes: a dictionary of options of :func:`outcome` for each method."""
-    methods = METHODS if methods is None else methods
-    recipe = Compare(out="x", positions=list(methods), length=LENGTH, steps=60, seeds=seeds, **options)
+    recipe = recipe_of(methods, seeds=seeds, **options)
     outcomes = {
         (seed, name): of if isinstance(of, ComparisonResult) else outcome(seed=seed, **of)
         for seed in range(seeds)
         for name, of in methods.items()
     }
     material = SimpleNamespace(source="<i>news</i> & more.txt", guessing=guessing)
-    return recipe.report(material, outcomes, rates or {}, range(seeds), trials or {})
+    return recipe.report(material, outcomes, rates or {}, range(seeds), trials or {}, 60.0)
 
 
 def wide_report():
@@ -74,7 +82,7 @@ def test_the_table_has_each_method_once_with_its_numbers(text):
         ["4", "none", "4.500", "4.700", "4.900", "25.0%", "0.004", "2.00", "0"],
     ]
     assert text.count(f'title="{CANNOT.format(31)}"') == 1
-    assert "<h1>Too few steps to choose: tisa leads after 60 steps" in text
+    assert "<h1>Take tisa for now: it leads after 60 steps. learned and my" in text
     markdown = report_of().markdown()
     assert "| 1 | tisa | 4.000 |" in markdown
     assert "![Held-out loss over length](held-out-loss-over-length.svg)" in markdown
@@ -98,9 +106,9 @@ def test_every_figure_is_labeled_and_takes_the_page_s_colors(text):
     drawings = [attributes for tag, attributes in Page(text).tags if tag == "svg" and "aria-hidden" not in attributes]
     labels = [attributes["aria-label"] for attributes in drawings]
     assert labels == ["Training loss over steps", "Held-out loss over length"]
-    drawn = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
-    assert not [found for svg in drawn for found in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
-    assert "font-family" not in "".join(drawn)
+    figures = re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL)
+    assert not [color for svg in figures for color in re.findall(r"#[0-9a-f]{6}\b(?![-\w])", svg)]
+    assert "font-family" not in "".join(figures)
     assert len(text) < 500_000
 
 
@@ -124,6 +132,21 @@ def test_a_method_that_is_not_yet_learning_has_no_rank():
     assert "(--steps 240)" in page
 
 
+def test_the_next_command_runs_as_it_is_printed_and_in_a_new_folder():
+    report = report_of(out=Path("runs/a b-quick"), quick=True, causal=True)
+    assert report.sentences[0].startswith("First look. Take tisa for now")
+    assert report.advice == "To see who stays ahead (about 4 minutes)"
+    program, command, *words = shlex.split(report.next_command)
+    assert (program, command) == ("whereformer", "compare")
+    following = Compare(**parse(Compare, words, "whereformer compare"))
+    changes = {"steps": 240, "out": Path("runs/a b-240-steps"), "quick": False}
+    assert following == replace(recipe_of(out=Path("runs/a b-quick"), quick=True, causal=True), **changes)
+    assert report.next_command in str(report)
+    for text in (report.page(), report.markdown(), report._repr_html_()):
+        assert report.next_command in html.unescape(text)
+    assert report_of({name: METHODS[name] for name in ("tisa", "none")}).next_command == ""
+
+
 def test_nothing_beats_guessing_and_one_method_alone():
     assert "No method predicts better than guessing by frequency yet" in report_of(guessing=3.9).page()
-    assert report_of({"tisa": METHODS["tisa"]}).sentences[0] == "Only tisa was tried."
+    assert report_of({"tisa": METHODS["tisa"]}).sentences[0] == "Only tisa was tried; one method is no comparison."

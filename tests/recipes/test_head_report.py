@@ -77,9 +77,9 @@ def test_several_models(tmp_path):
     models = [model_of(name, n=16, noise=i) for i, name in enumerate(("a/b", "a_c"))]
     paths = build_report(models).write(tmp_path)
     parts = "position-embeddings", "what-position-adds-head-by-head"
-    drawn = {f"{model}-{what}" for model in ("a-b", "a-c") for what in parts}
-    assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in drawn)}
-    for name in drawn:
+    pictures = {f"{model}-{what}" for model in ("a-b", "a-c") for what in parts}
+    assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in pictures)}
+    for name in pictures:
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
         assert f"]({name}.svg)" in (tmp_path / "report.md").read_text()
 

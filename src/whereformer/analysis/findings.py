@@ -79,6 +79,7 @@ class ModelFindings:
         name: a name, unique among the models of a report.
         position: the name of the position method.
         length: the number of positions that were analyzed.
+        num_layers: the number of layers, as the model runs them.
         table: the table of position embeddings; None if the model has none.
         heads: the heads of every layer where position acts by itself, in order; empty if there are none.
     """
@@ -86,6 +87,7 @@ class ModelFindings:
     name: str
     position: str
     length: int
+    num_layers: int
     table: TableFindings | None = None
     heads: tuple[HeadFindings, ...] = ()
 

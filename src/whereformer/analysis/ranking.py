@@ -226,10 +226,10 @@ def _shorten(phrases: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class NextComparison:
-    """A comparison that may settle what a ranking leaves open.
+    """A comparison that may answer an open question of a ranking.
 
     Args:
-        purpose: what it is for, as in "To tell them apart".
+        purpose: the reason to run it, as the beginning of a sentence.
         positions: its methods.
         steps: the steps of each training.
         seeds: the number of seeds.

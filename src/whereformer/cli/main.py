@@ -148,6 +148,8 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
             return
         report = command.start(command=shlex.join(["whereformer", *words]))
         console.print(report, highlight=False)
+        if report.next_command:
+            console.print(report.format_next(), highlight=False, soft_wrap=True)
         if not getattr(command, "dry_run", False):
             path = command.out / "report"
             console.print(f"wrote {path}.html (open it in a browser) and {path}.md", highlight=False, soft_wrap=True)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 from torch import Tensor
 
 from . import reference, sdpa, varlen
-from .backend_choice import BACKENDS, OPERATORS, BackendChoice, choose_backend, explain_choice
+from .backend_choice import OPERATORS, BackendChoice, choose_backend, explain_choice
 from .bounded_cache import remember
-from .call import Call, LogSums
+from .call import Call
 from .dropout import draw_seed
 from .make_call import CallOptions, SequenceOptions, make_call, show_options
 from .plan_cache import StepRecorder, attend_from_cache, make_signature
@@ -96,8 +96,8 @@ def attention(
 ):
     """Multi-head softmax attention with position terms.
 
-    ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
-    plus what :class:`OffsetValues` terms add.
+    ``score_ij = scale * <query_i, key_j>`` plus the scores of the terms, and
+    ``out_i = sum_j softmax(score)_ij value_j`` plus the vectors of :class:`OffsetValues` terms.
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
@@ -111,7 +111,7 @@ def attention(
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
         window: allow only keys whose position is at most this far before or after the query's: an integer for both
-            sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
+            sides, or a pair (before, after), where None sets no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
             :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query have neither
@@ -159,8 +159,7 @@ def attention(
         attend to anything.
 
     Raises:
-        TypeError, ValueError: for input that does not fit; the message names the argument, the value that it got and
-            the values that it accepts.
+        TypeError, ValueError: for wrong input; the message names the argument, its value and the accepted values.
     """
     arguments = query, key, value, return_lse, backend, *options.values()
     signature = make_signature(arguments, terms, tuple(options))
@@ -171,7 +170,7 @@ def attention(
         call = make_call(query, key, value, terms, recorder, return_lse=return_lse, **options)
         output, lse = _run(call, options.get("sinks"), backend, recorder)
     else:
-        output, lse = _add_sinks(*results, options.get("sinks"))
+        output, lse = add_sinks(*results, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 
@@ -214,8 +213,7 @@ def attention_varlen(
         With ``return_lse`` a pair: this, and (total_q, heads) in float32 or wider.
 
     Raises:
-        TypeError, ValueError: for input that does not fit; the message names the argument, the value that it got and
-            the values that it accepts.
+        TypeError, ValueError: for wrong input; the message names the argument, its value and the accepted values.
     """
     _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
@@ -232,7 +230,6 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
 
     The ``recorder`` of a first call caches its plan.
     """
-    _check_backend(backend)
     chosen = choose_backend(call, backend)
     if chosen == "sdpa":
         if recorder is not None:
@@ -243,16 +240,9 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
             call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
-        return output, None if lse is None else lse.sum(0)
+        return add_sinks(output, lse, None)
     output, lse = OPERATORS[chosen].attend(call, recorder)
-    return _add_sinks(output, lse, sinks)
-
-
-def _add_sinks(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Add the sinks to a backend's results; return the output and the log-sum-exp."""
-    if sinks is not None and lse is not None:
-        output, lse = add_sinks(output, lse, sinks)
-    return output, None if lse is None else lse.sum(0)
+    return add_sinks(output, lse, sinks)
 
 
 @show_options(CallOptions)
@@ -272,7 +262,6 @@ def explain(
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_names("explain", options)
-    _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
@@ -283,11 +272,6 @@ def _check_names(
     for name in options:
         if name not in known:
             raise TypeError(f"{name}: {function} has no such argument")
-
-
-def _check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
 
 
 @show_options(CallOptions)

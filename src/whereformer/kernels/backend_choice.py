@@ -55,8 +55,10 @@ def choose_backend(call: Call, backend: str, device: torch.device | None = None)
             sizes.
 
     Raises:
-        ValueError: if the requested backend does not support the call.
+        ValueError: if the backend is unknown or does not support the call.
     """
+    if backend not in BACKENDS:
+        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
     device = call.value.device if device is None else device
     if backend == "auto":
         return _choose_auto(call, device)[0]
@@ -73,10 +75,8 @@ def explain_choice(call: Call, backend: str) -> BackendChoice:
     device = call.value.device
     chosen = choose_backend(call, backend)
     reason = _choose_auto(call, device)[1] if backend == "auto" else "asked for by name"
-    unavailable = {}
-    for name in BACKENDS:
-        if why := _unsupported_reason(name, call, device):
-            unavailable[name] = f"{name!r} {why}; use backend='blockwise'"
+    reasons = {name: _unsupported_reason(name, call, device) for name in BACKENDS}
+    unavailable = {name: f"{name!r} {why}; use backend='blockwise'" for name, why in reasons.items() if why}
     return BackendChoice(chosen, reason, unavailable)
 
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
-"""How far before and after its position a query attends: one number for both sides, or (before, after). None
-means any distance."""
+"""How far before and after its position a query attends: one number, or (before, after); None is any distance."""
 
 MAX_POSITION = 2**62
 """Positions are below this number, so offsets are below twice this number."""
@@ -85,8 +84,7 @@ class SequenceOptions(PositionOptions, SoftmaxOptions):
 
 
 class CallOptions(PositionOptions, MaskOptions, SoftmaxOptions):
-    """All keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``. They define the
-    result."""
+    """All keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``."""
 
 
 _NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0] * len(TABLES)}
@@ -299,11 +297,8 @@ def _offset_limits(
 def _without_steps(
     terms: tuple[Term, ...], queries: PositionsLike, keys: PositionsLike
 ) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike, int]:
-    """Return terms and positions in units of the tables' step, so that backends need only tables with step 1.
-
-    Returns:
-        The terms, the positions of queries and keys, and the step.
-    """
+    """Return terms, and positions of queries and keys, in units of the tables' step, so that backends need only tables
+    with step 1; and the step."""
     tables = [term for term in terms if isinstance(term, TABLES)]
     steps = {term.step for term in tables if term.step != 1}
     if not steps:
@@ -316,9 +311,7 @@ def _without_steps(
         raise ValueError(f"{name}.step: a step of {step} needs affine positions, got explicit ones")
     between = offset_step(queries, keys)
     if between % step or any(term.first % step for term in tables if term.step == step):
-        raise ValueError(
-            f"{name}.step: expected first and all offsets between these positions to be multiples of {step}"
-        )
+        raise ValueError(f"{name}.step: expected first and all offsets between positions to be multiples of {step}")
     low, high = offset_range(queries, keys) or (0, 0)
     rescaled: list[Term] = []
     for term in terms:

@@ -74,10 +74,7 @@ def merge_terms(
 def _merge_tables(
     tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
 ) -> tuple[Tensor | None, int]:
-    """Add up tables on the offsets of ``span`` (None: on all offsets); return the sum and its first offset.
-
-    Without tables the sum is None.
-    """
+    """Sum tables on the offsets of ``span`` (None: all); return the sum (None without tables) and its first offset."""
     if not tables:
         return None, 0
     aligned, first = _align_tables(tables, span, dtype)
@@ -119,11 +116,8 @@ def _merge_vectors(
 def _align_tables(
     tables: list[tuple[Tensor, int]], span: tuple[int, int] | None, dtype: torch.dtype
 ) -> tuple[list[Tensor], int]:
-    """Bring tables to the same offsets: all offsets of ``span`` (None: all offsets) that any table has an entry for.
-
-    Returns:
-        The tables, and the first offset that they share.
-    """
+    """Bring tables to the same offsets, those in ``span`` (None: all) that any table has; return them, and the first
+    offset."""
     if span is not None:
         tables = [_trim(table, first, *span) for table, first in tables]
     if len(tables) == 1:

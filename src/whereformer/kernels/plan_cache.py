@@ -69,12 +69,9 @@ _plans = BoundedCache(1024)
 
 
 def make_signature(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...]) -> CallSignature | None:
-    """Return the signature of a call that has not been checked yet; None if its plan cannot be cached.
+    """Return the signature of a call that is not checked yet; None if its plan cannot be cached.
 
-    Args:
-        arguments: all arguments except ``terms``.
-        terms: the call's terms.
-        names: the names of the last arguments.
+    ``arguments`` are all arguments except ``terms``; ``names`` are the names of the last of them.
     """
     if type(terms) not in (tuple, list) or torch.compiler.is_compiling() or has_active_mode():
         return None

@@ -12,8 +12,10 @@ from torch import Tensor
 from .call import LogSums
 
 
-def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogSums]:
-    """Return the output and the log-sum-exp with sinks, (heads,) or (batch, heads, n_q), in each row's softmax."""
+def add_sinks(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    """Return the output and the log-sum-exp of each row with sinks, (heads,) or (batch, heads, n_q), in the softmax."""
+    if lse is None or sinks is None:
+        return output, None if lse is None else lse.sum(0)
     largest, log_sums = lse.detach()[0], lse[1]
     empty = largest.isneginf()
     # The logit of the sink minus the row's largest score. In a row without keys, the sink takes the whole attention.
@@ -23,4 +25,4 @@ def add_sinks(output: Tensor, lse: LogSums, sinks: Tensor) -> tuple[Tensor, LogS
     # The product is in the share's dtype. It saves no other large tensor for the backward than the backend does.
     output = (output * share.unsqueeze(-1)).to(output.dtype)
     totals = torch.where(empty, relative, torch.logaddexp(log_sums, relative))
-    return output, torch.stack([largest.masked_fill(empty, 0.0), totals])
+    return output, largest.masked_fill(empty, 0.0) + totals

@@ -1,4 +1,4 @@
-"""Every private name of torch that this package uses, each behind a function with a public name.
+"""Every private name of torch that this package uses, each behind a function with a public name; torch has none.
 
 Torch may change them at any time; versions 2.11 to 2.13 have all of them. Only this module may use them, so only this
 module has to follow when torch changes one.
@@ -25,20 +25,18 @@ def is_forward_mode() -> bool:
 
 
 def is_transforming() -> bool:
-    """Whether a transform of ``torch.func`` or a forward-mode derivative is running; torch has no public function for
-    this."""
+    """Whether a transform of ``torch.func`` or a forward-mode derivative is running."""
     return torch._C._functorch.peek_interpreter_stack() is not None or is_forward_mode()
 
 
 def has_active_mode() -> bool:
-    """Whether a transform or a forward-mode derivative is running, or a mode sees every operator, such as the mode that
-    counts operations; torch has no public function for this."""
+    """Whether a transform or a forward-mode derivative is running, or a mode that sees every operator."""
     return torch._C._len_torch_dispatch_stack() > 0 or is_transforming()
 
 
 def count_derivatives() -> int:
     """Return the number of nested derivatives that ``torch.func`` is taking; at least two in forward mode, which needs
-    the same operators as a second derivative. Torch has no public function for this."""
+    the same operators as a second derivative."""
     return 2 if is_forward_mode() else _count_func_derivatives()
 
 
@@ -63,8 +61,7 @@ def recording() -> Iterator[None]:
 
 
 def apply_without_transforms(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return a function's ``apply`` without the steps for transforms, which take an eighth of a short call; torch has
-    no public function for this."""
+    """Return a function's ``apply`` without the steps for transforms, which take an eighth of a short call."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
@@ -91,7 +88,7 @@ constant_when_compiled(_count_func_derivatives)
 
 def bfloat16_levels() -> list[str]:
     """Return the instructions for bfloat16 that this processor has besides AVX-512, and ask the system for the tiles of
-    AMX, which a process has to do once; torch has no public function for this."""
+    AMX, which a process has to do once."""
     if not torch.cpu._is_avx512_bf16_supported():
         return []
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
@@ -102,7 +99,7 @@ class DispatchMode(TorchDispatchMode):
 
 
 def flatten_tree(values: Any) -> list[Any]:
-    """Return all leaves of nested tuples, lists and dictionaries; torch has no public name for this."""
+    """Return all leaves of nested tuples, lists and dictionaries."""
     return tree_leaves(values)
 
 

@@ -25,8 +25,7 @@ def is_eager(*tensors: Tensor | None) -> bool:
 
 
 def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
-    """Return the dtypes, sizes, strides, devices and alignments of tensors, which decide a kernel's arguments except
-    addresses.
+    """Return all that decides a kernel's arguments except addresses: dtypes, sizes, strides, devices and alignments.
 
     The result is None if the memory of a tensor does not have its numbers in rows: a part of a conjugate has the other
     sign there, and the zeros of forward-mode differentiation and tensors on "meta" have no memory.

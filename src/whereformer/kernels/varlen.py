@@ -34,13 +34,11 @@ def pack_sequences(
     """Check arguments of :func:`whereformer.attention_varlen`, and pack its sequences into one row of documents.
 
     Args:
-        affine: whether documents may have the affine positions of the row if offsets stay the same. Triton's kernels
-            compute those and load none. Other backends need positions within documents, so that the order of their sums
-            does not depend on where a document begins.
+        affine: whether documents may have the affine positions of the row if offsets stay the same, which Triton's
+            kernels do not load. Other backends keep the order of their sums only with positions within documents.
 
     Returns:
-        Query, key, value, terms and options for :func:`whereformer.attention`, whose output :func:`unpack_output`
-        unpacks.
+        Query, key, value, terms and options for :func:`whereformer.attention`. Unpack its output by ``unpack_output``.
 
     Raises:
         TypeError, ValueError: if the sequences do not fit the tensors.

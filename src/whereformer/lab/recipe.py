@@ -7,6 +7,7 @@ annotation say which values it accepts, and whether it may change when a run is 
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
@@ -177,6 +178,21 @@ class Recipe(WithPlugin):
         options = {name: value for name, value in asdict(self).items() if MayChange not in get_args(kinds[name])}
         return {name: _as_json(value) for name, value in options.items()}
 
+    def format_command(self, **changes: Any) -> str:
+        """Return the command line of the recipe with some options changed, without those that have default values."""
+        ordered = {field.name: default(field, None) for field in sort_fields(type(self))}
+        options = {name: changes.get(name, getattr(self, name)) for name in ordered}
+        for name, value in [*options.items()]:
+            others = {other: options[other] for other in options if other != name}
+            if value == {**ordered, **self.defaults_for(others)}[name]:  # defaults may follow from other options
+                options = others
+        words, flags, types = ["whereformer", self.NAME], find_flags(type(self)), hints(type(self))
+        for name, value in options.items():
+            values = [*map(str, value)] if isinstance(value, tuple | list) else [str(value)]
+            values = [",".join(values)] if is_comma_separated(types[name]) else values
+            words += [flags[name], *([] if isinstance(value, bool) else values)]
+        return shlex.join(words)
+
     def start(self, *, quiet: bool = False, command: str = "") -> Report:
         """Run the recipe in its folder, and write the report there, with the command that gave its options.
 
@@ -288,9 +304,9 @@ def as_function(kind: type[Recipe]) -> Callable[..., Report]:
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
         with TemporaryDirectory() as scratch:
-            return kind(**{**kind.defaults_for(options), **options, "out": scratch if out is None else out}).start(
-                quiet=quiet
-            )
+            options = {**kind.defaults_for(options), **options, "out": scratch if out is None else out}
+            report = kind(**options).start(quiet=quiet)
+        return replace(report, next_command="") if out is None else report  # it would name a folder that is gone
 
     options = dict(inspect.signature(kind).parameters)
     options["out"] = options["out"].replace(default=None)

@@ -259,6 +259,10 @@ class Run:
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
         return {key: _build(kind, self.records[name]["value"]) for key, name in names.items()}
 
+    def sum_seconds(self, task: str, keys: Iterable[Key]) -> float:
+        """Return the seconds that a task took for some keys together, as if they had run one after another."""
+        return sum(self.records[json.dumps([task, *key])]["seconds"] for key in keys)
+
     def _log_versions(self, names: Iterable[str]) -> None:
         """Log how many of some results other versions computed, and whether they are kept."""
         names = list(names)

@@ -109,6 +109,7 @@ def analyze_model(path: str, name: str, options: Analyze, device: str) -> findin
         name=name,
         position=encoder.config.position,
         length=length,
+        num_layers=len(encoder.passes),
         table=None if vectors is None else _analyze_table(vectors.cpu()),
         heads=tuple(heads),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import statistics
 import time
@@ -307,7 +308,8 @@ class Compare(ManyRuns):
             steps=self.steps,
             problem=partial(self.find_problem, num_labels=data.held_out.count_labels()),
         )
-        return self.report(data, outcomes, rates, seeds, searches)
+        seconds = run.sum_seconds("search", searches) + run.sum_seconds("train", outcomes)
+        return self.report(data, outcomes, rates, seeds, searches, seconds / min(run.jobs, len(self.positions)))
 
     def read(self, run: Run, text: corpus.TextSource) -> EncodedData:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
@@ -531,8 +533,12 @@ class Compare(ManyRuns):
         rates: Mapping[str, float | None],
         seeds: range,
         searches: Mapping[tuple[str], RateSearch],
+        seconds: float,
     ) -> report.Report:
-        """Return the report: the ranking, and the results that it is based on."""
+        """Return the report: the ranking, the results that it is based on, and the next command.
+
+        ``seconds`` is the time of all trainings, in which several run at a time.
+        """
         title, all_rates = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
         failed = {
             name: f"the loss of {name!r} is not finite (NaN or inf) at any of {all_rates}; try {min(self.rates) / 4:g}"
@@ -553,6 +559,8 @@ class Compare(ManyRuns):
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)
         ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
         sentences = rankings.sentences(ranking, encoders.BASELINE, data.guessing, self.steps)
+        if self.quick:
+            sentences[0] = f"First look. {sentences[0]}"
         if failed:
             sentences.append(f"No result, because the loss was not finite (NaN or inf): {join_words(failed)}.")
         goal = "predict the next token" if self.causal else "fill in masked tokens"
@@ -570,7 +578,27 @@ class Compare(ManyRuns):
             rows = [(name, f"{search.steps:,}", self.format_losses(search)) for (name,), search in searches.items()]
             columns = [Column("position"), Column("steps"), Column("losses by learning rate", left=True)]
             sections.append(Sheet.of("Short trainings", columns, rows, folded=True))
-        return report.Report(title, sentences, sections, outcomes, problem=problem)
+        result = report.Report(title, sentences, sections, outcomes, problem=problem)
+        advised = rankings.advise(ranking, encoders.BASELINE, data.guessing, self.steps, self.seeds)
+        return result if advised is None else self.with_next_command(result, advised, seconds)
+
+    def with_next_command(
+        self, result: report.Report, advised: rankings.NextComparison, seconds: float
+    ) -> report.Report:
+        """Return a report with the command of the advised comparison, in a new folder, and its estimated time."""
+        counts = advised.steps, advised.seeds, len(advised.positions)
+        minutes = seconds / 60 * math.prod(counts) / (self.steps * self.seeds * len(self.positions))
+        duration = f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.0f} hours"
+        duration = "a minute" if minutes < 1.5 else duration
+        name = re.sub(r"(-quick)?(-\d+-steps)?(-\d+-seeds)?$", "", self.out.name) + f"-{advised.steps}-steps"
+        command = self.format_command(
+            positions=tuple(name for name in self.positions if name in advised.positions),
+            steps=advised.steps,
+            seeds=advised.seeds,
+            quick=False,
+            out=self.out.with_name(name + f"-{advised.seeds}-seeds" * (advised.seeds > 1)),
+        )
+        return replace(result, advice=f"{advised.purpose} (about {duration})", next_command=command)
 
 
 def first_trial_steps(steps: int) -> int:

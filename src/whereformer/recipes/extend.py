@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.nn import functional
 
     from .. import manifest
+    from ..analysis import verdicts
     from ..data import corpus, tokenizers
     from ..lab import loading
     from ..lab import sentence_encoders as encoders
@@ -32,6 +33,7 @@ else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
     loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
+    (verdicts,) = lazy_modules("analysis.verdicts")
     score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
@@ -224,6 +226,7 @@ class Extend(Recipe):
             f"with the mean of the original's chunk vectors, {result.chunks_found:.1%} do.",
             f"On texts that the original can read, its vectors have a mean cosine of {last_short:.4f} with the "
             "original's.",
+            *filter(None, [verdicts.warn_of_few_documents(documents, HELD_OUT_EVERY)]),
             f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
             f"{corpus.describe_source(self.data)}.",
         ]

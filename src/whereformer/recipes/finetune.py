@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from .. import positions
-    from ..analysis import metrics
+    from ..analysis import metrics, verdicts
     from ..data import batches, glue, labeled
     from ..lab import loading
     from ..lab import train as training
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from ..lab.run import Run
 else:
     numpy, torch = LazyModule("numpy"), LazyModule("torch")
-    positions, metrics, batches = lazy_modules("positions", "analysis.metrics", "data.batches")
+    metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
+    positions, batches = lazy_modules("positions", "data.batches")
     glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
     training, score_report, report = lazy_modules("lab.train", "lab.report.score_report", "lab.report.report")
 
@@ -359,7 +360,7 @@ class Finetune(ManyRuns, Trains):
             sheets.append(ranking(results, list(tasks), list(self.variants), seeds))
         notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
         sheets.append(replace(self.plan(), title="Rows and models", folded=True))
-        sentences = [verdict(labeled_gains), *notes]
+        sentences = [verdicts.choose_method(labeled_gains, len(seeds)), *notes]
         return report.Report(f"What does position add to {self.model}?", sentences, sheets, results)
 
 
@@ -452,20 +453,3 @@ def signed(number: float | None, mark: str) -> Cell:
 def iter_scores(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float]]:
     """Return the split, the metric and the value of each score."""
     return [(split, metric, value) for split, values in scores.items() for metric, value in values.items()]
-
-
-def verdict(gains: Sequence[tuple[Gain, str, str, str]]) -> str:
-    """Return the conclusion from gains, each with its position method, task and metric, in a sentence."""
-    if not gains:
-        return "Fine-tuned; there is no baseline to compare with."
-    num_better, clear = (
-        sum(gain.points > 0 for gain, *_ in gains),
-        [labeled for labeled in gains if labeled[0].is_clear],
-    )
-    if not num_better:
-        return "No position method gained over its baseline."
-    counts = f"{num_better} of {len(gains)} rows have a gain, {len(clear)} of them with every seed"
-    if not clear:
-        return f"No gain is clear: {counts}."
-    best, position, task, metric = max(clear, key=lambda labeled: labeled[0].points)
-    return f"{position} gains most, {best.points:.1f} points on the task {task} ({metric}); {counts}."

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import avg_pool2d
 
+from ..analysis import verdicts
 from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
 from ..analysis.fit import TisaFit
 from ..errors import join_words
@@ -55,7 +56,16 @@ def build_report(models: Sequence[ModelFindings]) -> Report:
     parts.append(Sheet.of("How this is measured", [column], sentences, name_column=-1, folded=True))
     title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
-    return Report(title, [write_verdict(models)], parts, values, numbers="findings.json")
+    return Report(title, [write_verdict(models), *_describe_layers(models)], parts, values, numbers="findings.json")
+
+
+def _describe_layers(models: Sequence[ModelFindings]) -> list[str]:
+    """Return a sentence for each model of which only some layers were read."""
+    sentences = {
+        model.name: verdicts.describe_layers([*model.by_layer], model.num_layers, embedded=model.table is not None)
+        for model in models
+    }
+    return [f"{name}: {text}" if len(models) > 1 else text for name, text in sentences.items() if text]
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -157,8 +167,11 @@ def write_verdict(models: Sequence[ModelFindings]) -> str:
     parts, heads = [], [head for model in models for head in model.heads]
     if heads:
         led = sum(head.name != POSITION_BLIND for head in heads)
+        layers, num_layers = len(models[0].by_layer), models[0].num_layers
+        where = f"in {layers} of {num_layers} layers, " if len(models) == 1 and layers < num_layers else ""
         parts.append(
-            f"position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look ({count_kinds(heads)})"
+            f"{where}position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look "
+            f"({count_kinds(heads)})"
         )
     if shares and of != "heads":
         parts.append(f"the {of} have a Toeplitzness of {high} (1: only distance matters)")

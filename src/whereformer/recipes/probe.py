@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from ..checks import check_choice
-from ..errors import InputError, join_words
+from ..errors import InputError
 from ..lab.options import MAX_COUNT, MAX_RUNS
 from ..lab.recipe import LazyModule, ManyRuns, MayChange, Names, Range, lazy_modules
 from ..lab.sheet import Cell, Column, Sheet
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import functional
 
+    from ..analysis import verdicts
     from ..lab import methods
     from ..lab import small_encoders as encoders
     from ..lab import train as training
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 else:
     torch, functional = LazyModule("torch"), LazyModule("torch.nn.functional")
     methods, encoders, training = lazy_modules("lab.methods", "lab.small_encoders", "lab.train")
-    (report,) = lazy_modules("lab.report.report")
+    verdicts, report = lazy_modules("analysis.verdicts", "lab.report.report")
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
@@ -237,7 +238,7 @@ LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small model
 READING = (
     f"* solved: at least {SOLVED:.0%} with every seed. ( ): not better than guessing without positions. "
     "?: better than guessing with some seeds only. guessing: the best guess without positions. "
-    "n/a: the method has no positions at this length."
+    "n/a: the method has no positions at this length. solved: of the tasks that none does not solve too."
 )
 
 
@@ -357,15 +358,21 @@ class Probe(ManyRuns):
                 name: [CellResult.of([results[seed, task, name] for seed in seeds], index) for task in self.tasks]
                 for name in self.positions
             }
+            solved = {
+                name: {task: result.is_solved for task, result in zip(self.tasks, row, strict=True)}
+                for name, row in cells.items()
+            }
+            counting = verdicts.find_counting_tasks(solved)
             if index in (0, len(self.lengths) - 1):
-                sentences.append(summarize(cells, len(self.tasks), length, "" if index else "; train longer"))
+                sentence = verdicts.compare_solved(solved, length, self.steps, trained=index == 0)
+                sentences += [sentence] if sentence else []
             guesses = [Rows.of(task, length).guess for task in self.tasks]
             rows: list[list[Cell | str]] = [
                 ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
             ]
             for name, row in cells.items():
-                solved = sum(result.is_solved for result in row)
-                rows.append([name, *(result.cell for result in row), f"{solved}/{len(row)}"])
+                count = sum(solved[name][task] for task in counting)
+                rows.append([name, *(result.cell for result in row), f"{count}/{len(counting)}"])
             times = f"{LENGTH_FACTORS[index]} times the training length" if index else "the training length"
             sheets.append(
                 Sheet.of(
@@ -389,6 +396,7 @@ class Probe(ManyRuns):
             *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
         ]
         sheets.append(Sheet.of("The tasks", columns, tasks))
+        sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
         return report.Report("What can each position method do?", [*sentences, about], sheets, results)
 
 
@@ -461,19 +469,6 @@ class CellResult(NamedTuple):
         else:
             text = "{:.1%}?" if any(is_clear) else "({:.1%})"
         return cls(Cell.of_seeds(accuracies, text.format, "{:.0%}".format, style=style), low >= SOLVED)
-
-
-def summarize(cells: Mapping[str, Sequence[CellResult]], total: int, length: int, advice: str) -> str:
-    """Say in a sentence which methods solve the most tasks at a length."""
-    counts = {name: sum(result.is_solved for result in row) for name, row in cells.items()}
-    best = max(counts.values())
-    if not best:
-        return f"No method solves a task at {length} symbols{advice}."
-    leaders = [name for name, count in counts.items() if count == best]
-    solve = f"{join_words(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
-    if best == total or len(leaders) == len(counts):
-        return f"{solve} {best} of {total} tasks at {length} symbols."
-    return f"{solve} the most tasks at {length} symbols, {best} of {total}."
 
 
 def colors(accuracy: float) -> str:

@@ -1,7 +1,9 @@
 """What may differ between a call that was recorded and later calls of its kind, on the card."""
 
 import contextlib
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -330,3 +332,12 @@ def test_what_depends_on_more_than_the_inputs_is_not_recorded(reads):
     results, replay = plan.record(compute, inputs)
     assert torch.equal(results[0], compute()[0])
     assert replay is None
+
+
+def test_the_page_shows_a_plan(caplog):
+    page = Path(__file__).parents[3] / "docs" / "architecture" / "debugging.md"
+    excerpt = re.search("```text\n(def plan.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    with caplog.at_level("DEBUG", plan.__name__):
+        inputs = [random(1, 2, 256, 64, dtype=torch.bfloat16) for _ in range(3)]
+        attention(*inputs, [OffsetBias(random(2, 511), -255)], backend="triton")
+    assert re.search(re.escape(excerpt).replace(re.escape("..."), ".*"), caplog.text, re.DOTALL)

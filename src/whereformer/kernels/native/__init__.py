@@ -36,8 +36,7 @@ STRIDED = ("query", "key", "value", "dense")
 """The inputs whose gradients have strides in the struct. All other gradients are contiguous."""
 
 _MAX_FIRST = 2**62 + 2**61
-"""First offsets of tables are clamped to this size, so that sums with their lengths do not overflow. All offsets lie
-within 2**63."""
+"""The bound of first offsets, so that sums with tables' lengths do not overflow. All offsets lie within 2**63."""
 
 poisons = False
 """Whether the kernel's scratch memory begins as NaN; for tests."""
@@ -190,14 +189,8 @@ class CallStruct:
                 self._set_tensor(f"d_{name}", gradient.flatten(0, -4), gradient)
 
     def make_replay(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """Return a function that computes the call for other tensors in place of ``tensors``.
-
-        Args:
-            tensors: the call's tensors, and in the backward the tensors of its inputs.
-
-        Returns:
-            A function that returns new tensors like ``outputs``.
-        """
+        """Return a function that computes the call for other tensors in place of ``tensors``, which are the call's
+        and, in the backward, those of its inputs. It returns new tensors like ``outputs``."""
         names, outputs = list(self.outputs), list(self.outputs.values())
         known = [*tensors, *outputs, *(copy for copy, _, _ in self.copies)]
         indices = {id(tensor): index for index, tensor in enumerate(known)}
@@ -300,11 +293,9 @@ class Native(Backend):
         if call.value.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             return f"needs {names}, got {str(call.value.dtype).removeprefix('torch.')}"
-        is_fractional = [
-            positions is not None and positions.is_floating_point()
-            for positions in (call.query_positions, call.key_positions)
-        ]
-        if any(is_fractional) and call.limits_offsets:
+        explicit = call.query_positions, call.key_positions
+        is_fractional = any(positions is not None and positions.is_floating_point() for positions in explicit)
+        if is_fractional and call.limits_offsets:
             return "needs integer positions for causality and windows, got fractional ones"
         return None
 
@@ -340,10 +331,7 @@ class Native(Backend):
         indices = [present.index(name) for name in grad_names]
 
         def finish(tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
-            return [
-                _finish_gradient(name, tensors[index], buffer)
-                for name, index, buffer in zip(grad_names, indices, buffers, strict=True)
-            ]
+            return list(map(_finish_gradient, grad_names, [tensors[index] for index in indices], buffers))
 
         replay = struct.make_replay(call, tensors)
         return finish(tensors, list(buffers.values())), lambda *tensors: finish(tensors, replay(tensors))

@@ -1,5 +1,4 @@
-"""``python -m whereformer.kernels.native``: whether the compiled kernel is used here, or why not; ``--build`` builds
-it."""
+"""``python -m whereformer.kernels.native``: whether the compiled kernel is used here, or why not."""
 
 from __future__ import annotations
 

@@ -66,8 +66,7 @@ def choose_level(levels: tuple[str, ...]) -> str:
 
 
 _library = find_library(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), os.environ)
-"""Loaded once, when attention is first imported: compiled programs trace the functions below, and read it as a
-constant."""
+"""Loaded once, when attention is first imported. Compiled programs read it as a constant in the functions below."""
 
 
 def unsupported_reason() -> str | None:

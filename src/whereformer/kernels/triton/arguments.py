@@ -114,15 +114,6 @@ class Terms(NamedTuple):
     dense: PairMatrix  # in natural units
 
 
-class DeltaAndSeed(NamedTuple):
-    """The arguments of the first kernel besides rows and ``PairRules``; None if not needed."""
-
-    delta: Tensor | None  # (batch, heads, n_q), which it fills
-    delta_head_stride: int | None
-    d_lse: Tensor | None  # (batch, heads, n_q), which is subtracted from delta
-    seed: Tensor | None  # of dropout, from which the seeds of rows are made
-
-
 class PairRules(NamedTuple):
     """Which queries attend to which keys, at which offset, and which weights dropout removes."""
 
@@ -216,6 +207,9 @@ PREPARED_ROWS = 64
 SUMS_WIDTH, SUMS_ROWS = 32, MAX_BLOCK
 """The columns of a table in a piece of its sums, and a divisor of the number of rows."""
 
+BIAS_COLUMNS = 128
+"""The columns of a bias's gradient that a program of the last kernel adds up."""
+
 MAX_PRODUCTS_PER_QUERY = 256
 """The most products with a table of vectors in memory per query, on average. With a longer table, the queries are split
 into parts of ``n_q * MAX_PRODUCTS_PER_QUERY`` numbers, so that memory grows only with n."""
@@ -247,12 +241,13 @@ def row_matrix(tensor: Tensor | None, group_size: int = 1) -> RowMatrix:
     width = tensor.shape[3]
     if tensor.stride(3) != 1 and width != 1:
         tensor = tensor.contiguous()
-    strides = _batch_stride(tensor), *tensor.stride()[1:3]
-    return RowMatrix(tensor, *strides, constant(width), constant(pad_width(width)), constant(group_size))
+    _, head, row, _ = tensor.stride()
+    widths = constant(width), constant(pad_width(width))
+    return RowMatrix(tensor, _item_stride(tensor), head, row, *widths, constant(group_size))
 
 
-def _batch_stride(tensor: Tensor) -> int:
-    """Return the stride of the batch; if a tensor has one row, all items read it."""
+def _item_stride(tensor: Tensor) -> int:
+    """Return the stride from item to item of the batch: 0 if all items read the same row."""
     return tensor.stride(0) if len(tensor) > 1 else 0
 
 
@@ -264,9 +259,7 @@ def level_matrix(tensor: Tensor | None) -> RowMatrix:
 
 def pair_matrix(tensor: Tensor | None) -> PairMatrix:
     """Describe a tensor with one number per pair to the kernels."""
-    if tensor is None:
-        return PairMatrix(None, None, None, None, None)
-    return PairMatrix(tensor, _batch_stride(tensor), *tensor.stride()[1:])
+    return PairMatrix(*[None] * 5) if tensor is None else PairMatrix(tensor, _item_stride(tensor), *tensor.stride()[1:])
 
 
 def build_inputs(call: Call, d_out: Tensor | None = None) -> Inputs:
@@ -311,7 +304,7 @@ def build_pair_rules(call: Call) -> PairRules:
     strides: list[int | None] = [None, None]
     if query_positions is not None and key_positions is not None:
         query_positions, key_positions = _to_common_dtype(query_positions, key_positions)
-        strides = [_batch_stride(rows) if rows.dim() == 2 else 0 for rows in (query_positions, key_positions)]
+        strides = [_item_stride(rows) if rows.dim() == 2 else 0 for rows in (query_positions, key_positions)]
         key_ranks = _count_earlier(key_positions)
         query_ranks = None if call.query_table is None else _count_earlier(query_positions)
     query_start, query_stride, key_start, key_stride = call.affine
@@ -320,7 +313,7 @@ def build_pair_rules(call: Call) -> PairRules:
     mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8), key_end
     documents = query_documents, key_documents, *partners
     dropout = seeds, int(call.dropout_p * 2**32), 1.0 / (1.0 - call.dropout_p)
-    return PairRules(call.n_q, call.n_k, call.heads, *offsets, *positions, *mask, *documents, *dropout)
+    return PairRules._make((call.n_q, call.n_k, call.heads, *offsets, *positions, *mask, *documents, *dropout))
 
 
 def table_matrix(table: Tensor | None, call: Call) -> RowMatrix:
@@ -359,11 +352,7 @@ def _count_earlier(positions: Tensor) -> Tensor:
 
 
 def build_terms(call: Call, products: dict[str, Tensor | None]) -> Terms:
-    """Describe the terms of scores to the kernels.
-
-    Args:
-        products: the products of each ``VectorTable``, by the table's name.
-    """
+    """Describe the terms of scores to the kernels, with the products of each ``VectorTable`` by the table's name."""
     spans = [(first, table.shape[1]) for first, table in zip(call.first, call.tables, strict=True) if table is not None]
     first = last = None
     # If some pairs read beyond the ends of one table, the span includes all tables, which are constant beyond it.

@@ -16,31 +16,7 @@ from torch import Tensor
 from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
 from ..call import Call, ForwardState, LogSums, select_input
 from ..terms import position_values
-from . import available
-from .arguments import (
-    LOG2E,
-    PREPARED_ROWS,
-    SUMS_ROWS,
-    SUMS_WIDTH,
-    DeltaAndSeed,
-    KeyGradients,
-    PairRules,
-    QueryGradients,
-    TableSums,
-    Terms,
-    allocate_table_sums,
-    build_inputs,
-    build_norm,
-    build_pair_rules,
-    build_terms,
-    covers_all_offsets,
-    has_diagonals,
-    level_matrix,
-    pair_matrix,
-    row_matrix,
-    split_queries,
-    table_matrix,
-)
+from . import arguments, available
 from .blocks import cdiv, choose_blocks, choose_precision
 from .plan import launch, record
 
@@ -86,9 +62,9 @@ class Triton(Backend):
         return record(lambda: self._forward(call), tensors)
 
     def backward(
-        self, call: Call, given: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+        self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
     ) -> tuple[list[Tensor], Replay]:
-        return record(lambda: self._backward(call, given, grad_names), tensors)
+        return record(lambda: self._backward(call, inputs, grad_names), tensors)
 
     def _forward(self, call: Call) -> ForwardOutputs:
         state = _forward_state(call)
@@ -96,16 +72,16 @@ class Triton(Backend):
             state.output.zero_()
             state.row_stats.fill_(math.inf)
         else:
-            for part, rows in split_queries(call):
+            for part, rows in arguments.split_queries(call):
                 _launch_forward(part, state.select(rows))
         return state.output, state.buffer, _compute_log_sums(state.row_stats) if call.wants_lse else None
 
-    def _backward(self, call: Call, given: BackwardInputs, grad_names: Sequence[str]) -> list[Tensor]:
-        d_output, d_lse, *results = given
+    def _backward(self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str]) -> list[Tensor]:
+        d_output, d_lse, *results = inputs
         gradients = {name: call.new_gradient(name) for name in grad_names}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
-        state, parts = _forward_state(call, *results), list(split_queries(call))
+        state, parts = _forward_state(call, *results), list(arguments.split_queries(call))
         if len(parts) == 1:
             return list(_Backward(call, state, gradients, d_output, d_lse).run().values())
         sums = {name: torch.zeros_like(gradient, dtype=call.score_dtype) for name, gradient in gradients.items()}
@@ -135,31 +111,27 @@ def _compute_log_sums(norm: Tensor) -> LogSums:
 
 
 def _launch_prepare(
-    call: Call,
-    pairs: PairRules,
-    state: ForwardState | None = None,
-    d_out: Tensor | None = None,
-    d_lse: Tensor | None = None,
-) -> Tensor | None:
-    """Fill the seeds and the end of the keys in ``pairs``, and return ``delta`` in the backward."""
+    call: Call, state: ForwardState | None = None, d_out: Tensor | None = None, d_lse: Tensor | None = None
+) -> tuple[arguments.PairRules, Tensor | None]:
+    """Return the rules of pairs, with the seeds and the end of the keys, and ``delta`` in the backward."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
-    stats = None if state is None else state.row_stats
+    pairs, stats = arguments.build_pair_rules(call), None if state is None else state.row_stats
     delta = None if stats is None else stats.new_empty_strided(stats.shape[1:], stats.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
     if any(tensor is not None for tensor in (delta, seed, call.key_mask)):
         launch(
             prepare,
-            call.value.shape[0] * call.heads * cdiv(call.n_q, PREPARED_ROWS),
-            row_matrix(None if state is None else state.output),
-            row_matrix(None if state is None else state.rounding_error),
-            row_matrix(d_out),
-            DeltaAndSeed(delta, None if delta is None else delta.stride(1), d_lse, seed),
+            call.value.shape[0] * call.heads * cdiv(call.n_q, arguments.PREPARED_ROWS),
+            arguments.row_matrix(None if state is None else state.output),
+            arguments.row_matrix(None if state is None else state.rounding_error),
+            arguments.row_matrix(d_out),
+            *(delta, None if delta is None else delta.stride(1), d_lse, seed),
             pairs,
             num_warps=4,
         )
-    return delta
+    return pairs, delta
 
 
 def _table_operand(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None, float]:
@@ -170,7 +142,7 @@ def _table_operand(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor 
     return (call.query, call.scale) if factors is None else (factors, 1.0)
 
 
-def _prepare_terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Terms:
+def _prepare_terms(call: Call, d_out: Tensor | None, sums: dict[str, arguments.TableSums]) -> arguments.Terms:
     """Describe a call's terms to the kernels, after multiplying tables of vectors with their rows, and filling the rows
     of their ``sums`` with zeros."""
     from .jit.offsets import products
@@ -186,16 +158,16 @@ def _prepare_terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums])
         options, products_by_name[name] = _table_options(table), out
         launch(
             products,
-            batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // options["ROWS"]),
-            row_matrix(rows),
-            table_matrix(table, call),
+            batch * heads * cdiv(n, arguments.SUMS_ROWS) * (arguments.SUMS_ROWS // options["ROWS"]),
+            arguments.row_matrix(rows),
+            arguments.table_matrix(table, call),
             out,
             sums[name].rows if name in sums else None,
-            *(scale, 1.0 if name == "value_table" else LOG2E, n, heads, length),
+            *(scale, 1.0 if name == "value_table" else arguments.LOG2E, n, heads, length),
             PRECISION=choose_precision(call),
             **options,
         )
-    return build_terms(call, products_by_name)
+    return arguments.build_terms(call, products_by_name)
 
 
 def _table_options(table: Tensor) -> dict[str, int]:
@@ -208,17 +180,16 @@ def _launch_forward(call: Call, state: ForwardState) -> None:
     """Fill the state of a call."""
     from .jit.forward import forward
 
-    blocks, pairs = choose_blocks("forward", call), build_pair_rules(call)
-    _launch_prepare(call, pairs)
-    sums = {} if call.value_table is None else {"value_table": allocate_table_sums(call, "value_table")}
+    blocks, (pairs, _) = choose_blocks("forward", call), _launch_prepare(call)
+    sums = {} if call.value_table is None else {"value_table": arguments.allocate_table_sums(call, "value_table")}
     launch(
         forward,
         call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
-        build_inputs(call),
-        row_matrix(state.output),
-        row_matrix(state.rounding_error),
-        build_norm(state.row_stats),
-        table_matrix(call.value_table, call),
+        arguments.build_inputs(call),
+        arguments.row_matrix(state.output),
+        arguments.row_matrix(state.rounding_error),
+        arguments.build_norm(state.row_stats),
+        arguments.table_matrix(call.value_table, call),
         sums["value_table"].rows if sums else None,
         _prepare_terms(call, None, sums),
         pairs,
@@ -266,16 +237,16 @@ class _Backward:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.d_lse = None if d_lse is None else d_lse.float().contiguous()
-        self.state, pairs = state, build_pair_rules(call)
-        delta = _launch_prepare(call, pairs, state, self.d_out, self.d_lse)
+        self.state, (pairs, delta) = state, _launch_prepare(call, state, self.d_out, self.d_lse)
         tables = {name: names for name, names in _GRADIENTS_BY_TABLE.items() if getattr(call, name) is not None}
         summed = [name for name, names in tables.items() if self.needs(*names)]
-        has_ends = self.needs("bias") and not covers_all_offsets(call, call.first[0], gradients["bias"].shape[1])
-        if has_ends and has_diagonals(call):
+        bias = gradients.get("bias")
+        reads_beyond = bias is not None and not arguments.covers_all_offsets(call, call.first[0], bias.shape[1])
+        if reads_beyond and arguments.has_diagonals(call):
             summed.append("bias")
-        self.sums = {name: allocate_table_sums(call, name) for name in summed}
+        self.sums = {name: arguments.allocate_table_sums(call, name) for name in summed}
         # The first and the last arguments of all gradient kernels.
-        self.first = build_inputs(call, self.d_out), build_norm(state.row_stats, delta)
+        self.first = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
         self.last = _prepare_terms(call, self.d_out, self.sums), pairs
         # The kernels write into these: rows that the whole batch shares have a gradient for each item.
         self.gradient_buffers = {
@@ -296,7 +267,7 @@ class _Backward:
         if self.needs(*_SUMS_OVER_QUERIES):
             self._launch_key_gradients()
         if self.needs("bias"):
-            self._launch_diagonals() if has_diagonals(self.call) else self._compute_bias_by_pairs()
+            self._launch_diagonals() if arguments.has_diagonals(self.call) else self._compute_bias_by_pairs()
         if self.needs("dense"):
             self._launch_dense_gradients()
         for name, buffer in self.gradient_buffers.items():
@@ -310,20 +281,20 @@ class _Backward:
         from .jit.query_gradients import query_gradients
 
         call, blocks, buffers = self.call, choose_blocks("query", self.call), self.gradient_buffers
-        no_sums, meets_query = TableSums(None, None), call.key_table_factors is None and self.needs("query")
+        no_sums, meets_query = arguments.TableSums(None, None), call.key_table_factors is None and self.needs("query")
         launch(
             query_gradients,
             self.programs * cdiv(call.n_q, blocks.rows),
             *self.first,
-            QueryGradients(
-                row_matrix(buffers.get("query")),
-                row_matrix(buffers.get("query_factors")),
-                level_matrix(buffers.get("query_levels")),
+            arguments.QueryGradients(
+                arguments.row_matrix(buffers.get("query")),
+                arguments.row_matrix(buffers.get("query_factors")),
+                arguments.level_matrix(buffers.get("query_levels")),
                 self.sums.get("key_table", no_sums),
                 self.sums.get("value_table", no_sums),
                 self.sums.get("bias", no_sums),
             ),
-            table_matrix(call.key_table if meets_query else None, call),
+            arguments.table_matrix(call.key_table if meets_query else None, call),
             *self.last,
             **blocks.launch_options,
         )
@@ -339,12 +310,12 @@ class _Backward:
             key_gradients,
             self.programs // call.group_size * cdiv(call.n_k, blocks.keys),
             *self.first,
-            KeyGradients(
-                row_matrix(buffers.get("key"), call.group_size),
-                row_matrix(buffers.get("value"), call.group_size),
-                row_matrix(buffers.get("key_factors")),
-                level_matrix(buffers.get("key_levels")),
-                self.sums.get("query_table", TableSums(None, None)),
+            arguments.KeyGradients(
+                arguments.row_matrix(buffers.get("key"), call.group_size),
+                arguments.row_matrix(buffers.get("value"), call.group_size),
+                arguments.row_matrix(buffers.get("key_factors")),
+                arguments.level_matrix(buffers.get("key_levels")),
+                self.sums.get("query_table", arguments.TableSums(None, None)),
             ),
             *self.last,
             **blocks.launch_options,
@@ -360,7 +331,7 @@ class _Backward:
         (batch, heads), n_k, length = self.d_out.shape[:2], call.n_k, gradient.shape[1]
         size = max(1, max(_MIN_PAIRS, self.d_out.numel() // 4) // (batch * heads * n_k))
         total = gradient.new_zeros(gradient.shape, dtype=torch.float64)
-        for part, rows in split_queries(call, size):
+        for part, rows in arguments.split_queries(call, size):
             index = slice(rows.start, rows.stop)
             dense = gradient.new_empty(batch, heads, len(rows), n_k, dtype=torch.float32)
             d_lse = None if self.d_lse is None else self.d_lse[:, :, index]
@@ -400,10 +371,10 @@ class _Backward:
                 num_warps=blocks.warps,
                 num_stages=blocks.stages,
             )
-        (query_start, _, key_start, stride), columns = call.affine, 128
+        query_start, _, key_start, stride = call.affine
         launch(
             finish_bias,
-            call.heads * cdiv(gradient.shape[1], columns),
+            call.heads * cdiv(gradient.shape[1], arguments.BIAS_COLUMNS),
             gradient,
             out,
             None if sums is None else sums.ends,
@@ -411,7 +382,6 @@ class _Backward:
             *(gradient.shape[1], count, parts, batch, call.heads, call.n_q),
             STRIDE=stride,
             BLOCK=size,
-            COLUMNS=columns,
             num_warps=1,
         )
 
@@ -432,8 +402,8 @@ class _Backward:
         out = table.new_empty(batch * group_size, len(table), length, dim, dtype=torch.float32)
         launch(
             table_gradients,
-            self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
-            row_matrix(rows),
+            self.programs * (cdiv(max(length - 2, 0), arguments.SUMS_WIDTH) + 1),
+            arguments.row_matrix(rows),
             *sums,
             out,
             *(scale, n, heads, length),
@@ -452,7 +422,7 @@ class _Backward:
             dense_gradients,
             items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
             *self.first,
-            pair_matrix(gradient),
+            arguments.pair_matrix(gradient),
             *self.last,
             call.value.shape[0] // items,
             BLOCK=size,

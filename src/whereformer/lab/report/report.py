@@ -63,6 +63,8 @@ class Report:
         values: the recipe's results, by key.
         command: the command line that repeats it.
         facts: options and machine, by the names of these groups.
+        advice: the reason to run another command; empty if no command is advised.
+        next_command: that command.
         problem: the error that a command ends with although there is a report; empty if there is none.
         numbers: the file with all numbers, in the folder of the page.
     """
@@ -73,6 +75,8 @@ class Report:
     values: Mapping[Any, Any] = field(default_factory=dict)
     command: str = ""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    advice: str = ""
+    next_command: str = ""
     problem: str = ""
     numbers: str = "records.jsonl"
 
@@ -103,7 +107,11 @@ class Report:
 
         file = io.StringIO()
         Console(file=file, width=100, markup=False, emoji=False, highlight=False).print(self)
-        return file.getvalue()
+        return file.getvalue() + (f"{self.format_next()}\n" if self.next_command else "")
+
+    def format_next(self) -> str:
+        """Return the advice and the next command in two lines, which must not be wrapped: the command can be copied."""
+        return f"{self.advice}:\n{self.next_command}"
 
     def _repr_html_(self) -> str:
         return _render("fragment.html.j2", report=self)
@@ -123,6 +131,8 @@ class Report:
         """Return the report in Markdown. Its figures are files in the same folder."""
         answer, *details = self.sentences
         lines, files = [f"# {self.title}", f"**{answer}**", *details], iter(self.files)
+        if self.next_command:
+            lines.append(f"{self.advice}: `{self.next_command}`")
         for section in self.sections:
             if isinstance(section, Sheet):
                 lines += [f"## {section.title}", "\n".join(section.markdown()), *section.notes]

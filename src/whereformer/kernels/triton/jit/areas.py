@@ -48,9 +48,7 @@ def limit_to_documents(firsts, lasts, batch, first, n, end, BLOCK: tl.constexpr,
 
 
 @triton.jit
-def _find_areas(
-    low, high, stride, min_offset, max_offset, first, last, start, end, num_unmasked, all_any, BLOCK: tl.constexpr
-):
+def _find_areas(low, high, stride, min_offset, max_offset, first, last, start, end, full, all_any, BLOCK: tl.constexpr):
     """Return the blocks from ``start`` to ``end`` at which a row of tiles changes area, and the first and the last in a
     table.
 
@@ -61,11 +59,12 @@ def _find_areas(
         low, high: the smallest and the largest offset of the row and the first index, which grow with ``stride``.
         min_offset, max_offset: the offsets that are allowed; None without a limit.
         first, last: the offsets at which tables end; None if no pair reads beyond.
-        num_unmasked: the number of blocks without an index that must be masked; None if none must.
+        full: the number of blocks without an index that must be masked; None if none must.
     """
-    any_end, full = end * 0, end
-    if num_unmasked is not None:
-        full = num_unmasked
+    any_end = end * 0
+    has_masked = full is not None or max_offset is not None
+    if full is None:
+        full = end
     if max_offset is not None:
         end = tl.minimum(end, _find_first_block_from(max_offset + 1 - low, stride, BLOCK))
         full = tl.minimum(full, _count_blocks_up_to(max_offset - high, stride, BLOCK))
@@ -73,7 +72,7 @@ def _find_areas(
         start = tl.maximum(start, _count_blocks_up_to(min_offset - 1 - high, stride, BLOCK))
         any_end = _find_first_block_from(min_offset - low, stride, BLOCK)
     any_end = tl.where(all_any, end, clamp(any_end, start, end))
-    if num_unmasked is not None or max_offset is not None:
+    if has_masked:
         full = clamp(full, any_end, end)
     before, after, band_start, band_end = any_end, full, start, end
     if first is not None:
@@ -130,9 +129,8 @@ def find_query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.conste
             max_offset = -max_offset
         if first is not None:
             first, last = -first, -last
-        stride = pairs.query_stride
         bounds, _ = _find_areas(
-            low, high, stride, min_offset, max_offset, first, last, start, end, None, all_any, BLOCK_M
+            low, high, pairs.query_stride, min_offset, max_offset, first, last, start, end, None, all_any, BLOCK_M
         )
         return bounds
     else:

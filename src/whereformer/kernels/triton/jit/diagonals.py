@@ -5,9 +5,12 @@
 import triton
 import triton.language as tl
 
+from .. import arguments
 from .areas import ANY, INSIDE, limit_to_documents
 from .gradients import compute_square_gradients
 from .tiles import BatchHead
+
+COLUMNS = tl.constexpr(arguments.BIAS_COLUMNS)
 
 
 @triton.jit
@@ -76,19 +79,7 @@ def diagonals(inputs, norm, out, terms, pairs, low, count, parts, batches, BLOCK
 
 @triton.jit(do_not_specialize=["first", "length", "count", "parts", "batches"])
 def finish_bias(
-    d_bias,
-    sums,
-    ends,
-    first,
-    length,
-    count,
-    parts,
-    batches,
-    heads,
-    n_q,
-    STRIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    d_bias, sums, ends, first, length, count, parts, batches, heads, n_q, STRIDE: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Compute COLUMNS columns of one head of the gradient of a bias from the sums of :func:`diagonals`.
 
@@ -112,15 +103,15 @@ def finish_bias(
         total += tl.load(pointers + parts * 2 * BLOCK, mask=has_sums, other=0.0)
     if ends is not None:
         if program % blocks == 0:
-            total += tl.where(column == 0, _sum_ends(ends, batches, heads, head, 0, n_q, COLUMNS), 0.0)
+            total += tl.where(column == 0, _sum_ends(ends, batches, heads, head, 0, n_q), 0.0)
         if program % blocks == blocks - 1:
-            total += tl.where(column == length - 1, _sum_ends(ends, batches, heads, head, 1, n_q, COLUMNS), 0.0)
+            total += tl.where(column == length - 1, _sum_ends(ends, batches, heads, head, 1, n_q), 0.0)
     pointers = d_bias + tl.cast(head, tl.int64) * length + column  # (COLUMNS,)
     tl.store(pointers, total.to(d_bias.dtype.element_ty), mask=column < length)
 
 
 @triton.jit
-def _sum_ends(ends, batches, heads, head, SIDE: tl.constexpr, n_q, COLUMNS: tl.constexpr):
+def _sum_ends(ends, batches, heads, head, SIDE: tl.constexpr, n_q):
     """Sum the left or the right ends of all rows of a head."""
     total = tl.zeros([COLUMNS], tl.float32)  # (COLUMNS,)
     for batch in range(batches):

@@ -27,6 +27,7 @@ def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.
     """Run the online softmax over the key blocks from ``start`` to ``end``."""
     out, peak, total, ends = softmax
     batch_head = queries.batch_head
+    PRECISION: tl.constexpr = terms.products.precision
     for block in range(start, end):
         first_key = block * BLOCK_N
         columns = (first_key + tl.arange(0, BLOCK_N))[None, :]  # (1, BLOCK_N)
@@ -46,10 +47,9 @@ def _attend_blocks(softmax, queries, inputs, terms, pairs, start, end, AREA: tl.
             weights = tl.where(dropout_keep_mask(tile, pairs), weights, 0.0)  # (BLOCK_M, BLOCK_N)
         if terms.value_table.first is not None:
             ends = Ends(ends.left * shrink, ends.right * shrink)
-            ends = add_ends(ends, weights, terms.value_table, tile, pairs, AREA)
+            ends = add_ends(ends, weights, terms.value_table.first, terms.value_table.length, tile, pairs, AREA)
         v = load(inputs.value, batch_head, first_key, pairs.n_k, BLOCK_N)  # (BLOCK_N, value_dim)
-        # (BLOCK_M, value_dim)
-        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision=terms.products.precision)
+        out = tl.dot(weights.to(v.dtype), v, out * shrink[:, None], input_precision=PRECISION)  # (BLOCK_M, value_dim)
         peak = new_peak
     return Softmax(out, peak, total, ends)
 

@@ -34,12 +34,13 @@ def load_row_state(norm, pairs, batch_head, rows):
 
 @triton.jit
 def compute_gradients(left, right, left_out, right_out, row_state, tile, terms, pairs, AREA: tl.constexpr):
-    """Return the weights of a tile after dropout, the gradient of its scores, and the slope of the soft cap.
+    """Return the weights of a tile after dropout, and the gradients of its scores and of its scaled products.
 
     With the keep mask m of dropout, which is scaled, and the table of values Tv at the offset o::
 
         d_weights[i, j] = m[i, j] * d_out[i] . (value[j] + Tv[o])
         d_scores[i, j] = weights[i, j] * (d_weights[i, j] - delta[i])
+        d_products[i, j] = d_scores[i, j] * the slope of the soft cap
 
     ``left`` and ``right`` are the sides of the tile's axes. ``left_out`` and ``right_out`` are the output's gradient if
     an axis is queries, values if it is keys.
@@ -59,7 +60,8 @@ def compute_gradients(left, right, left_out, right_out, row_state, tile, terms, 
     d_scores = weights * (d_weights - row_state.delta)
     if pairs.dropout_seeds is not None:
         weights = tl.where(survives, weights * pairs.dropout_scale, 0.0)
-    return weights, d_scores, 1.0 - tangent * tangent
+    d_products = d_scores if terms.products.cap is None else d_scores * (1.0 - tangent * tangent)  # TILE
+    return weights, d_scores, d_products
 
 
 @triton.jit
@@ -77,15 +79,6 @@ def compute_square_gradients(
     tile = ScoreTile(batch_head, first_row, first_key, row, column)
     _, d_scores, _ = compute_gradients(queries, keys, do, v, row_state, tile, terms, pairs, AREA)
     return d_scores
-
-
-@triton.jit
-def multiply_by_slope(d_scores, slope, terms):
-    """Return the gradient of scaled products; ``slope`` is the slope of the soft cap."""
-    if terms.products.cap is None:
-        return d_scores
-    else:
-        return d_scores * slope
 
 
 @triton.jit

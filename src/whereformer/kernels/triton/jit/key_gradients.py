@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, LEFT, RIGHT, find_query_areas
-from .gradients import add_level_slopes, compute_gradients, load_row_state, multiply_by_slope
+from .gradients import add_level_slopes, compute_gradients, load_row_state
 from .offsets import Ends, add_at_offsets, add_ends, store_ends, zero_ends
 from .tiles import BatchHead, ScoreTile, Side, load, load_side, store
 
@@ -33,7 +33,7 @@ class KeySums(NamedTuple):
 
 
 @triton.jit
-def _add_query_blocks(
+def _add_blocks(
     sums, keys, inputs, norm, buffer, terms, pairs, batch_head, start, end, AREA: tl.constexpr, BLOCK_M: tl.constexpr
 ):
     """Add the shares of the query blocks from ``start`` to ``end`` to the sums of a block of keys.
@@ -41,6 +41,7 @@ def _add_query_blocks(
     ``buffer`` receives the sums by offset of keys' rows; it may be None.
     """
     d_k, d_v, d_factors, d_levels, query_table = sums
+    PRECISION: tl.constexpr = terms.products.precision
     for block in range(start, end):
         first_row = block * BLOCK_M
         rows = (first_row + tl.arange(0, BLOCK_M))[None, :]  # (1, BLOCK_M)
@@ -49,22 +50,21 @@ def _add_query_blocks(
         q, fq = side  # (BLOCK_M, head_dim), (BLOCK_M, rank)
         do = load(inputs.d_out, batch_head, first_row, pairs.n_q, BLOCK_M)  # (BLOCK_M, value_dim)
         row_state = load_row_state(norm, pairs, batch_head, rows)  # (1, BLOCK_M)
-        weights, d_scores, slope = compute_gradients(  # (BLOCK_N, BLOCK_M)
+        weights, d_scores, d_products = compute_gradients(  # (BLOCK_N, BLOCK_M)
             keys.side, side, keys.value, do, row_state, tile, terms, pairs, AREA
         )
-        d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=terms.products.precision)  # (BLOCK_N, value_dim)
+        d_v = tl.dot(weights.to(do.dtype), do, d_v, input_precision=PRECISION)  # (BLOCK_N, value_dim)
         if keys.side.vectors.type.is_block():
-            d_products = multiply_by_slope(d_scores, slope, terms).to(q.dtype)  # (BLOCK_N, BLOCK_M)
-            d_k = tl.dot(d_products, q, d_k, input_precision=terms.products.precision)  # (BLOCK_N, head_dim)
+            d_k = tl.dot(d_products.to(q.dtype), q, d_k, input_precision=PRECISION)  # (BLOCK_N, head_dim)
         if keys.side.factors.type.is_block():
-            # (BLOCK_N, rank)
-            d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=terms.products.precision)
+            d_factors = tl.dot(d_scores.to(fq.dtype), fq, d_factors, input_precision=PRECISION)  # (BLOCK_N, rank)
         if terms.query_levels.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
         if buffer is not None:
-            query_table = add_ends(query_table, d_scores, terms.query_table, tile, pairs, AREA)
+            table = terms.query_table
+            query_table = add_ends(query_table, d_scores, table.first, table.length, tile, pairs, AREA)
             if AREA != LEFT and AREA != RIGHT:
-                add_at_offsets(buffer, d_scores, terms.query_table, tile, pairs, BY_KEY=True)
+                add_at_offsets(buffer, d_scores, table, tile, pairs, BY_KEY=True)
     return KeySums(d_k, d_v, d_factors, d_levels, query_table)
 
 
@@ -80,12 +80,10 @@ def _add_queries(
     for area in tl.static_range(ANY, LEFT - 1, -1):
         if pairs.query_positions is None and (terms.span.first is not None or (area != LEFT and area != RIGHT)):
             start, end = bounds[ANY - area], bounds[ANY - area + 1]
-            sums = _add_query_blocks(
-                sums, keys, inputs, norm, buffer, terms, pairs, batch_head, start, end, area, BLOCK_M
-            )
+            sums = _add_blocks(sums, keys, inputs, norm, buffer, terms, pairs, batch_head, start, end, area, BLOCK_M)
     if pairs.query_positions is not None or pairs.min_offset is not None:
         start, end = bounds[4], bounds[5]
-        sums = _add_query_blocks(sums, keys, inputs, norm, buffer, terms, pairs, batch_head, start, end, ANY, BLOCK_M)
+        sums = _add_blocks(sums, keys, inputs, norm, buffer, terms, pairs, batch_head, start, end, ANY, BLOCK_M)
     return sums
 
 
@@ -93,9 +91,9 @@ def _add_queries(
 def key_gradients(inputs, norm, gradients, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over queries, for one block of keys of one head.
 
-    With the slope of the soft cap, factors f, levels l, and sums by offset of the table of queries::
+    With factors f, levels l, and sums by offset of the table of queries::
 
-        d_key[j] = scale * sum_i d_scores[i, j] * slope[i, j] * query[i]
+        d_key[j] = scale * sum_i d_products[i, j] * query[i]
         d_value[j] = sum_i weights[i, j] * d_out[i]
         d_fk[j] = sum_i d_scores[i, j] * fq[i]
         d_lk[j, c] = sum_i d_scores[i, j] * sign(lq[i, c] - lk[j, c])

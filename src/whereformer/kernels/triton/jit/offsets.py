@@ -18,13 +18,6 @@ from .tiles import BatchHead, head_index, load
 SUMS_WIDTH, SUMS_ROWS = tl.constexpr(arguments.SUMS_WIDTH), tl.constexpr(arguments.SUMS_ROWS)
 
 
-class Columns(NamedTuple):
-    """The columns of a table: the offset of the first, and their number."""
-
-    first: tl.tensor
-    length: tl.tensor
-
-
 class Ends(NamedTuple):
     """For each row, the sums at or beyond the first and the last column of a table, (BLOCK,)."""
 
@@ -39,17 +32,17 @@ def zero_ends(BLOCK: tl.constexpr):
 
 
 @triton.jit
-def add_ends(ends, numbers, table, tile, pairs, AREA: tl.constexpr):
-    """Add a tile of numbers, (BLOCK, BLOCK_OTHER), to the ends: sums over the second axis."""
+def add_ends(ends, numbers, first, length, tile, pairs, AREA: tl.constexpr):
+    """Add a tile of numbers, summed over the second axis, to the ends of a table from the offset ``first`` on."""
     left, right = ends.left, ends.right
     if AREA == LEFT:
         left += tl.sum(numbers, 1)  # (BLOCK,)
     elif AREA == RIGHT:
         right += tl.sum(numbers, 1)
     else:
-        by_key, by_query = find_columns(tile, table.first, pairs)
+        by_key, by_query = find_columns(tile, first, pairs)
         left += tl.sum(tl.where(by_key <= -by_query, numbers, 0.0), 1)  # (BLOCK,)
-        right += tl.sum(tl.where(by_key >= tl.maximum(table.length - 1, 1) - by_query, numbers, 0.0), 1)
+        right += tl.sum(tl.where(by_key >= tl.maximum(length - 1, 1) - by_query, numbers, 0.0), 1)
     return Ends(left, right)
 
 
@@ -102,12 +95,8 @@ def add_at_offsets(buffer, numbers, table, tile, pairs, BY_KEY: tl.constexpr = F
     if pairs.query_positions is None:
         M: tl.constexpr = tile.rows.numel
         N: tl.constexpr = tile.columns.numel
-        low = (
-            tile.first_key * pairs.key_stride
-            + pairs.start
-            - table.first
-            - (tile.first_row + M - 1) * pairs.query_stride
-        )
+        low = tile.first_key * pairs.key_stride + pairs.start - table.first
+        low = low - (tile.first_row + M - 1) * pairs.query_stride
         high = low + (M - 1) * pairs.query_stride + (N - 1) * pairs.key_stride
         start = (tl.maximum(low, 1) - 1) // SUMS_WIDTH
         end = (tl.minimum(high, table.length - 2) + SUMS_WIDTH - 1) // SUMS_WIDTH
@@ -122,11 +111,10 @@ def add_at_offsets(buffer, numbers, table, tile, pairs, BY_KEY: tl.constexpr = F
             if BY_KEY:
                 distance = low + (M - 1) * pairs.query_stride + row * pairs.key_stride - column  # (ROWS, SUMS_WIDTH)
                 first_row = find_sums_row(table, pairs, tile.batch_head, piece, tile.first_key, pairs.n_k)
-                base = buffer + first_row * SUMS_WIDTH
             else:
                 distance = column - low - (M - 1 - row) * pairs.query_stride  # (ROWS, SUMS_WIDTH)
                 first_row = find_sums_row(table, pairs, tile.batch_head, piece, tile.first_row, pairs.n_q)
-                base = buffer + first_row * SUMS_WIDTH
+            base = buffer + first_row * SUMS_WIDTH
             key = distance // STRIDE  # (ROWS, SUMS_WIDTH)
             # As a number without a sign, a key before the first is large.
             is_key = (distance.to(tl.uint32, bitcast=True) < KEYS * STRIDE) & (distance % STRIDE == 0)

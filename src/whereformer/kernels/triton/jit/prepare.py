@@ -13,8 +13,8 @@ SPAN = tl.constexpr(1024)  # numbers of the mask that a program reads at once
 
 
 @triton.jit
-def prepare(out, rounding_error, d_out, delta_and_seed, pairs):
-    """Fill ``delta``, the seeds of rows and the end of the keys, if they are not None.
+def prepare(out, rounding_error, d_out, delta, delta_head_stride, d_lse, seed, pairs):
+    """Fill ``delta``, the rows' seeds from dropout's ``seed``, and the end of the keys; do nothing for None.
 
     Each program works on ROWS queries of one head: ``delta[i] = (out[i] + rounding_error[i]) . d_out[i] - d_lse[i]``.
     """
@@ -27,18 +27,18 @@ def prepare(out, rounding_error, d_out, delta_and_seed, pairs):
     row = first_row + tl.arange(0, ROWS)  # (ROWS,)
     head = head_index(pairs, batch_head)
     row_index = head * n_q + row  # (ROWS,)
-    if delta_and_seed.delta is not None:
+    if delta is not None:
         do = load(d_out, batch_head, first_row, n_q, ROWS).to(tl.float32)  # (ROWS, value_dim)
         o = load(out, batch_head, first_row, n_q, ROWS).to(tl.float32)  # (ROWS, value_dim)
         o += load(rounding_error, batch_head, first_row, n_q, ROWS).to(tl.float32)  # (ROWS, value_dim)
-        delta = tl.sum(o * do, 1)  # (ROWS,)
-        if delta_and_seed.d_lse is not None:
+        products = tl.sum(o * do, 1)  # (ROWS,)
+        if d_lse is not None:
             # The derivatives of a row's log-sum-exp are its weights.
-            delta -= tl.load(delta_and_seed.d_lse + row_index, mask=row < n_q, other=0.0)  # (ROWS,)
-        tl.store(delta_and_seed.delta + head * delta_and_seed.delta_head_stride + row, delta, mask=row < n_q)
-    if delta_and_seed.seed is not None:
+            products -= tl.load(d_lse + row_index, mask=row < n_q, other=0.0)  # (ROWS,)
+        tl.store(delta + head * delta_head_stride + row, products, mask=row < n_q)
+    if seed is not None:
         # As row_seeds in dropout.py
-        mixed = tl.load(delta_and_seed.seed) + (row_index + 1) * -7046029254386353131  # (ROWS,)
+        mixed = tl.load(seed) + (row_index + 1) * -7046029254386353131  # (ROWS,)
         mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * -4658895280553007687
         mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * -7723592293110705685
         mixed = mixed ^ ((mixed >> 31) & 0x1FFFFFFFF)

@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 
 from .areas import ANY, INSIDE, LEFT, RIGHT, find_key_areas
-from .gradients import add_level_slopes, compute_gradients, load_row_state, multiply_by_slope
-from .offsets import Columns, Ends, add_at_offsets, add_ends, add_vectors, store_ends, zero_ends
+from .gradients import add_level_slopes, compute_gradients, load_row_state
+from .offsets import Ends, add_at_offsets, add_ends, add_vectors, store_ends, zero_ends
 from .tiles import QueryBlock, ScoreTile, find_batch_head, load, load_side, store
 
 
@@ -30,31 +30,31 @@ def _add_key_blocks(
 ):
     """Add the shares of the key blocks from ``start`` to ``end`` to the sums of a block of queries."""
     d_q, d_factors, d_levels, key_table, value_table, bias = sums
+    PRECISION: tl.constexpr = terms.products.precision
     for block in range(start, end):
         first_key = block * BLOCK_N
         columns = (first_key + tl.arange(0, BLOCK_N))[None, :]  # (1, BLOCK_N)
         tile = ScoreTile(queries.batch_head, queries.first_row, first_key, queries.rows, columns)
         keys = load_side(inputs.key, inputs.key_factors, tile.batch_head, first_key, pairs.n_k, BLOCK_N)
+        k, fk = keys  # (BLOCK_N, head_dim), (BLOCK_N, rank)
         v = load(inputs.value, tile.batch_head, first_key, pairs.n_k, BLOCK_N)  # (BLOCK_N, value_dim)
-        weights, d_scores, slope = compute_gradients(  # (BLOCK_M, BLOCK_N)
+        weights, d_scores, d_products = compute_gradients(  # (BLOCK_M, BLOCK_N)
             queries.side, keys, queries.d_out, v, queries.row_state, tile, terms, pairs, AREA
         )
         if queries.side.vectors.type.is_block():
-            d_products = multiply_by_slope(d_scores, slope, terms).to(keys.vectors.dtype)  # (BLOCK_M, BLOCK_N)
-            d_q = tl.dot(d_products, keys.vectors, d_q, input_precision=terms.products.precision)
+            d_q = tl.dot(d_products.to(k.dtype), k, d_q, input_precision=PRECISION)  # (BLOCK_M, head_dim)
         if queries.side.factors.type.is_block():
-            d_factors = tl.dot(  # (BLOCK_M, rank)
-                d_scores.to(keys.factors.dtype), keys.factors, d_factors, input_precision=terms.products.precision
-            )
+            d_factors = tl.dot(d_scores.to(fk.dtype), fk, d_factors, input_precision=PRECISION)  # (BLOCK_M, rank)
         if terms.query_levels.data is not None:
             d_levels = add_level_slopes(d_levels, d_scores, tile, terms, pairs)
         if gradients.key_table.rows is not None:
-            key_table = add_ends(key_table, d_scores, terms.key_table, tile, pairs, AREA)
+            key_table = add_ends(key_table, d_scores, terms.key_table.first, terms.key_table.length, tile, pairs, AREA)
         if gradients.value_table.rows is not None:
-            value_table = add_ends(value_table, weights, terms.value_table, tile, pairs, AREA)
+            table = terms.value_table
+            value_table = add_ends(value_table, weights, table.first, table.length, tile, pairs, AREA)
         if gradients.bias.ends is not None:
-            bias_columns = Columns(terms.bias.offset_stop - terms.bias.length, terms.bias.length)
-            bias = add_ends(bias, d_scores, bias_columns, tile, pairs, AREA)
+            first = terms.bias.offset_stop - terms.bias.length
+            bias = add_ends(bias, d_scores, first, terms.bias.length, tile, pairs, AREA)
         if AREA != LEFT and AREA != RIGHT:
             if gradients.key_table.rows is not None:
                 add_at_offsets(gradients.key_table.rows, d_scores, terms.key_table, tile, pairs)
@@ -67,12 +67,12 @@ def _add_key_blocks(
 def query_gradients(inputs, norm, gradients, key_vectors, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over keys, for one block of queries of one head.
 
-    With the slope of the soft cap, factors f, levels l, and sums by offset of a table T::
+    With factors f, levels l, and sums by offset of the table of keys; those of the table of values are of weights::
 
-        d_query[i] = scale * (sum_j d_scores[i, j] * slope[i, j] * key[j] + sum_o d_scores[i, j(o)] * key_vectors[o])
+        sums[i, o] = sum_j d_scores[i, j] at the offset o
+        d_query[i] = scale * (sum_j d_products[i, j] * key[j] + sum_o sums[i, o] * key_vectors[o])
         d_fq[i] = sum_j d_scores[i, j] * fk[j]
         d_lq[i, c] = -sum_j d_scores[i, j] * sign(lq[i, c] - lk[j, c])
-        sums[i, o] = sum_j d_scores[i, j] for the key table, or weights[i, j] for the value table, at the offset o
 
     ``key_vectors`` is the table that the queries meet, (batch, heads, T, head_dim); without data if they meet none.
     """
