@@ -34,6 +34,7 @@ from whereformer.analysis import count_flops
 from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.cli.main import execute
 from whereformer.data.batches import RandomBatches, by_length
+from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows
@@ -127,7 +128,7 @@ class Pays:
 
     @cached_property
     def _encoded(self) -> EncodedText:
-        return open_or_encode(self.out / "cache", Text(self.text), TokenizerChoice(None, self.vocab_size))
+        return open_or_encode(self.out / "cache", TextSource(self.text), TokenizerChoice(None, self.vocab_size))
 
     def _part(self, name: str, seed: int, part: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the results of a part, which is made first if need be."""

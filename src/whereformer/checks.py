@@ -65,7 +65,7 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     Raises:
         InputError: if it is not; the error suggests a choice with a similar name.
     """
-    choices = [*choices]  # a list, in which a value without a hash can be looked up too
+    choices = [*choices]  # a list, so that a value without a hash can be looked up too
     if value not in choices:
         expected = ", ".join(map(str, choices))
         raise InputError(

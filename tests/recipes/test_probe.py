@@ -11,7 +11,7 @@ from whereformer.cli.main import main
 from whereformer.lab.run import read_records
 from whereformer.lab.sheet import Cell
 from whereformer.recipes import probe
-from whereformer.recipes.probe import ERRORS, CellResult, Probe, ProbeResult, Rows, evaluate, summarize
+from whereformer.recipes.probe import ERRORS, CellResult, Probe, ProbeResult, Rows, evaluate
 
 SHORT = {"length": 8, "steps": 3}
 GUESS = 0.2
@@ -179,7 +179,7 @@ def outcome(accuracy, longer=GUESS, error=0.01):
 )
 def test_the_marks_of_a_cell(accuracies, text, detail):
     found = CellResult.of([outcome(accuracy) for accuracy in accuracies], 0)
-    assert (found.cell.text, found.cell.detail, found.solved) == (text, detail, text.endswith("*"))
+    assert (found.cell.text, found.cell.detail, found.is_solved) == (text, detail, text.endswith("*"))
     assert found.cell.style.startswith("background: #")
 
 
@@ -190,24 +190,3 @@ def test_cells_without_a_number():
     )
     assert failed == (Cell("failed", title="it broke"), False)
     assert cannot == (Cell("n/a", title=CANNOT), False)
-
-
-def says(*, index=0, advice="; train longer", **tasks):
-    names = next(iter(tasks.values()))
-    judged = {name: [CellResult.of([methods[name]], index) for methods in tasks.values()] for name in names}
-    return summarize(judged, len(tasks), 16, advice)
-
-
-def test_who_solves_the_most():
-    both = {"rope": outcome(1.0), "tisa": outcome(0.97), "none": outcome(0.2)}
-    assert says(copy=both, sort=both) == "rope and tisa solve 2 of 2 tasks at 16 symbols."
-    assert says(copy=both, sort=both, index=1, advice="") == "No method solves a task at 16 symbols."
-    one = {"rope": outcome(1.0), "tisa": outcome(0.3), "none": outcome(0.3)}
-    none = dict.fromkeys(one, outcome(0.3))
-    assert says(copy=one, sort=none) == "rope solves the most tasks at 16 symbols, 1 of 2."
-    assert says(copy={"rope": outcome(0.3)}) == "No method solves a task at 16 symbols; train longer."
-
-
-def test_equal_methods_are_not_the_best():
-    solved, not_solved = dict.fromkeys(("rope", "tisa"), outcome(1.0)), dict.fromkeys(("rope", "tisa"), outcome(0.3))
-    assert says(copy=solved, sort=not_solved) == "rope and tisa solve 1 of 2 tasks at 16 symbols."

@@ -47,7 +47,7 @@ def identify(code: Callable[..., Tensor], methods: Mapping[str, PositionMethod],
     Args:
         code: a function of query and key, each (1, heads, n, head_dim) in float64, that returns scores before softmax
             (1, heads, n, n). Scores that a mask sets to -10,000 or less are left out.
-        methods: methods by name, with the code's parameters and as many heads.
+        methods: methods by name, with the code's parameters and number of heads.
         returns_weights: ``code`` is a function of query, key and value that returns softmax attention's output. n is
             then head_dim, and the values are the unit vectors, so the output is the weights.
 
@@ -67,8 +67,8 @@ def identify(code: Callable[..., Tensor], methods: Mapping[str, PositionMethod],
         raise InputError("function", f"it raised {type(error).__name__}: {error} ({where})") from error
     expected = (1, model.num_heads, length, length)
     if not isinstance(result, Tensor) or result.shape != expected:
-        got = tuple(result.shape) if isinstance(result, Tensor) else short_repr(result)
-        raise InputError("function", f"expected it to return a tensor of shape {expected}, got {got}")
+        value = tuple(result.shape) if isinstance(result, Tensor) else short_repr(result)
+        raise InputError("function", f"expected it to return a tensor of shape {expected}, got {value}")
     scores = result[0].double().log() if returns_weights else result[0].double()
     visible = scores > MIN_SCORE
     if not bool(scores[visible].isfinite().all()):

@@ -10,7 +10,7 @@ from ..errors import join_words
 BASELINE = "none"
 """The method without positions."""
 PROBE_STEPS = 500
-"""With this number of steps, the default, methods learn the tasks that they can; a failure after fewer shows nothing."""
+"""With this number of steps, the default, methods learn the tasks that they can; failures after fewer show nothing."""
 MIN_DOCUMENTS = 10
 """With fewer held-out documents, a random choice finds the right one in more than 10% of the cases."""
 
@@ -66,17 +66,17 @@ def describe_layers(layers: Sequence[int], num_layers: int, *, embedded: bool) -
     return f"Only layer{'s' * (len(layers) > 1)} {join_words(layers)} of 0 to {num_layers - 1} can be read: {reason}."
 
 
-def warn_of_few_documents(held_out: int, every: int) -> str:
+def warn_of_few_documents(held_out: int, interval: int) -> str:
     """Return a sentence if documents are too few to conclude anything from retrieval, else "".
 
     Args:
         held_out: the number of held-out documents.
-        every: one document in this number is held out.
+        interval: one document in this number is held out.
     """
     if held_out >= MIN_DOCUMENTS:
         return ""
     chance = f"{held_out} documents are too few to conclude from: a random choice finds {1 / held_out:.0%} of passages"
-    return f"{chance}. With {MIN_DOCUMENTS * every} documents, {MIN_DOCUMENTS} are held out."
+    return f"{chance}. With {MIN_DOCUMENTS * interval} documents, {MIN_DOCUMENTS} are held out."
 
 
 class Gain(Protocol):

@@ -180,12 +180,12 @@ class Recipe(WithPlugin):
 
     def format_command(self, **changes: Any) -> str:
         """Return the command line of the recipe with some options changed, without those that have default values."""
-        ordered = {field.name: default(field, None) for field in sort_fields(type(self))}
-        options = {name: changes.get(name, getattr(self, name)) for name in ordered}
+        defaults = {field.name: default(field, None) for field in sort_fields(type(self))}
+        options = {name: changes.get(name, getattr(self, name)) for name in defaults}
         for name, value in [*options.items()]:
-            others = {other: options[other] for other in options if other != name}
-            if value == {**ordered, **self.defaults_for(others)}[name]:  # defaults may follow from other options
-                options = others
+            rest = {key: options[key] for key in options if key != name}
+            if value == {**defaults, **self.defaults_for(rest)}[name]:  # defaults may follow from other options
+                options = rest
         words, flags, types = ["whereformer", self.NAME], find_flags(type(self)), hints(type(self))
         for name, value in options.items():
             values = [*map(str, value)] if isinstance(value, tuple | list) else [str(value)]

@@ -537,7 +537,7 @@ class Compare(ManyRuns):
     ) -> report.Report:
         """Return the report: the ranking, the results that it is based on, and the next command.
 
-        ``seconds`` is the time of all trainings, in which several run at a time.
+        ``seconds`` is the time of all trainings; several run at a time.
         """
         title, all_rates = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
         failed = {

@@ -60,7 +60,7 @@ def build_report(models: Sequence[ModelFindings]) -> Report:
 
 
 def _describe_layers(models: Sequence[ModelFindings]) -> list[str]:
-    """Return a sentence for each model of which only some layers were read."""
+    """Return a sentence for each model where only some layers were read."""
     sentences = {
         model.name: verdicts.describe_layers([*model.by_layer], model.num_layers, embedded=model.table is not None)
         for model in models
