@@ -615,8 +615,8 @@ def test_loading_what_was_not_attached(tmp_path):
     ("fields", "message"),
     [
         ({"num_labels": 10**9}, "num_labels: expected at most 65536, got 1000000000"),
-        ({"hidden_size": 16.0}, "path_or_id: its config.json describes no model (StrictDataclass"),
-        ({"hidden_size": [[[]]]}, "path_or_id: its config.json describes no model (StrictDataclass"),
+        ({"hidden_size": 16.0}, "path_or_id: its config.json does not describe a model (StrictDataclass"),
+        ({"hidden_size": [[[]]]}, "path_or_id: its config.json does not describe a model (StrictDataclass"),
         (
             {"whereformer": {"position": "tisa", "keep_absolute": "no", "options": {}}},
             "keep_absolute: expected True or False, got 'no'",
@@ -648,7 +648,7 @@ def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
     file = tmp_path / "config.json"
     described = json.loads(file.read_text())
     too_many = (
-        rf"^checkpoint: it has {len(model.state_dict())} tensors, and its config.json describes a model of more than"
+        rf"^checkpoint: it has {len(model.state_dict())} tensors, but its config.json describes a model with more than"
     )
     for layers, message in (
         (900, too_many),

@@ -16,7 +16,7 @@ from ..data.streams import Stream
 from ..data.tokenizers import Vocabulary
 from ..data.windows import IGNORED, mask_tokens
 from ..models import Electra, EncoderForCausalLM
-from ..models.heads import label_places
+from ..models.heads import label_indices
 
 
 class HeldOut:
@@ -137,7 +137,7 @@ def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScor
 def _each_token(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
     logits, labels = model(**batch).logits, batch["labels"]
-    places = label_places(labels, getattr(model.config, "label_share", None))
+    places = label_indices(labels, getattr(model.config, "label_share", None))
     wanted = labels.flatten()[places]
     if logits.ndim == 3:  # of all tokens, without sparse_prediction
         # Those of a causal model are for the next token.

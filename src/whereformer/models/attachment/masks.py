@@ -27,7 +27,7 @@ from ...kernels import Positions
 from ...kernels.tracing import can_look
 from ...positions import Site
 from ...positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
-from ..checks import real_tokens
+from ..checks import to_token_mask
 
 
 class NotATensorError(InputError, AttributeError):
@@ -55,7 +55,7 @@ class MaskSpec:
         first: the position of the first key: a sliding cache has dropped the earlier keys.
         causal: whether later keys are masked.
         window: the largest distances before and after itself that a query attends to; None without a window.
-        token_mask: (batch or 1, first + n_k) bool, True = a token, False = padding; None if there is no padding.
+        token_mask: (batch or 1, first + n_k) bool, True = a token, False = padding; None: all are tokens.
         documents: (batch, n_k), the texts of packed rows, which do not see each other; None: each row is one text.
         matrix: any other mask, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers that
             are added to scores.
@@ -203,7 +203,7 @@ def make_mask_spec(
         matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
         mask_spec = MaskSpec(kv_length, matrix=matrix)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    return replace(mask_spec, first=kv_offset, token_mask=None if padding is None else real_tokens(padding[:, :end]))
+    return replace(mask_spec, first=kv_offset, token_mask=None if padding is None else to_token_mask(padding[:, :end]))
 
 
 def texts_by_positions(positions: Tensor, token_mask: Tensor | None) -> Tensor | None:
