@@ -23,7 +23,7 @@ from whereformer.models import (
 )
 from whereformer.recipes.sentence_encoders import keep_sentence_settings
 
-from .test_attach import MODELS, SIZES, batch, make, states
+from .peers import MODELS, SIZES, batch, make, states
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "saw", "the"]
 TEXTS = ["the cat saw the dog", "dog"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -147,11 +147,11 @@ class StrictConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
         known = {name for name in _known_names(cls) if not name.endswith("_implementation")}
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         for name in kwargs:
             if name not in _known_names(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]

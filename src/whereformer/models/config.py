@@ -192,7 +192,7 @@ class EncoderConfig(StrictConfig):
     sparse_prediction: bool = False
     label_share: float | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         # A single integer is accepted as a number, too.
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
@@ -222,7 +222,7 @@ class EncoderConfig(StrictConfig):
             self.intermediate_size = 8 * ceil(self.hidden_size / 3) if is_gated else 4 * self.hidden_size
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Self:
+    def preset(cls, name: str, **changes: object) -> Self:
         """Return a configuration with the options of a published model; ``changes`` replace fields.
 
         A preset has the options of an architecture: layers, norms, biases, activation, positions, heads and dropout.

@@ -93,7 +93,7 @@ def accepts(inputs: type) -> Callable[[Forward], Forward]:
         return_either = can_return_tuple(forward)
 
         @wraps(forward)
-        def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def checked(self: object, *args: object, **kwargs: object) -> object:
             for name in kwargs:
                 if name not in names:
                     kind = type(self).__name__

@@ -84,7 +84,7 @@ class Seq2SeqConfig(StrictConfig):
     is_encoder_decoder: bool = True
     use_cache: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import torch
 from torch import nn
@@ -14,7 +14,21 @@ from .attachment.trial_run import copy_without_hooks
 
 Model = TypeVar("Model", bound=nn.Module)
 
-_ALL: dict[str, Any] = {"return_seq_idx": True, "return_flash_attn_kwargs": True, "return_position_ids": True}
+_ALL: dict[str, bool] = {"return_seq_idx": True, "return_flash_attn_kwargs": True, "return_position_ids": True}
+
+
+class Transformer(Protocol):
+    """The Transformer of sentence-transformers, with the attributes that this module uses."""
+
+    model: PreTrainedModel
+    transformer_task: str
+    can_flatten_inputs: bool
+    data_collator: DataCollatorWithFlattening
+    model_forward_params: set[str] | None
+    _unpad_inputs: bool
+    _flatten_position_offset: int
+
+    def _infer_flatten_position_offset(self) -> int: ...
 
 
 def unpad(model: Model) -> Model:
@@ -36,7 +50,9 @@ def unpad(model: Model) -> Model:
             unchanged.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    transformers: list[Any] = [module for module in modules if hasattr(module, "_infer_flatten_position_offset")]
+    transformers = [
+        cast(Transformer, module) for module in modules if hasattr(module, "_infer_flatten_position_offset")
+    ]
     if not transformers:
         expected = "expected a model of sentence-transformers, 6.2 or later, with a Transformer"
         raise InputError("model", f"{expected}, got {type(model).__name__}")
@@ -52,9 +68,9 @@ def unpad(model: Model) -> Model:
 
 
 @torch.no_grad()
-def _check(module: Any) -> None:
+def _check(module: Transformer) -> None:
     """Raise an InputError unless a Transformer of sentence-transformers computes the same states for packed texts."""
-    model: PreTrainedModel = module.model
+    model = module.model
     kind, task = type(model).__name__, module.transformer_task
     if task not in ("feature-extraction", "fill-mask"):
         raise InputError("model", f"expected the task 'feature-extraction' or 'fill-mask', got {task!r}")

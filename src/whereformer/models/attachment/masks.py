@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import permutations
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ class MaskSpec:
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: object = None
+        cls, function: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Tensor:
         """Refuse torch's functions, except for ``scores + mask``."""
         if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
@@ -157,6 +157,10 @@ class MaskSpec:
             return self.causal
         pairs = visible_pairs(self.matrix)
         return not bool(pairs.expand(*pairs.shape[:2], n_q, -1).triu(1 + pairs.shape[3] - n_q).any())
+
+
+Mask: TypeAlias = Tensor | MaskSpec | None
+"""The masks that layers pass to an attention function."""
 
 
 def _refuse_operator(*_: object) -> NoReturn:

@@ -55,7 +55,7 @@ def bert_config(config_json: Mapping[str, Any], family: Family) -> dict[str, Any
     embedding_size = getattr(config, "embedding_size", config.hidden_size)
     family_fields = {**family.fixed, **({} if family.options is None else family.options(config))}
     layers = config.num_hidden_layers
-    ours = {
+    ours: dict[str, Any] = {
         **{
             name: getattr(config, family.renamed.get(name, name))
             for name in (*_FIELDS, *family.renamed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -120,10 +120,10 @@ class Family(NamedTuple):
     projection: str = "embeddings_project"
     unused: tuple[str, ...] = ()
     skips_padding: bool = False
-    without: Mapping[str, Any] = {}
+    without: Mapping[str, object] = {}
     renamed: Mapping[str, str] = {}
-    fixed: Mapping[str, Any] = {}
-    options: Callable[[PreTrainedConfig], dict[str, Any]] | None = None
+    fixed: Mapping[str, object] = {}
+    options: Callable[[PreTrainedConfig], dict[str, object]] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
         """Return our name of each tensor of an encoder, with the names of their tensors that it is built from."""

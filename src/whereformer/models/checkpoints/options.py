@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from transformers import PreTrainedConfig
 
@@ -23,7 +23,7 @@ _VERSION_3_OPTIONS = {
 }
 
 
-def modernbert_options(config: PreTrainedConfig) -> dict[str, Any]:
+def modernbert_options(config: PreTrainedConfig) -> dict[str, object]:
     """Return the fields of a ModernBERT that depend on several of its options."""
     if config.classifier_activation != config.hidden_activation:
         reason = f"expected hidden_activation's {config.hidden_activation!r}"
@@ -51,7 +51,7 @@ def _shortest_cycle(values: Sequence[T]) -> list[T]:
     return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
 
 
-def deberta_options(config: PreTrainedConfig) -> dict[str, Any]:
+def deberta_options(config: PreTrainedConfig) -> dict[str, object]:
     """Return the fields of a DeBERTa that depend on several of its options, or have another name.
 
     Raises:
@@ -76,7 +76,7 @@ def deberta_options(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-def funnel_options(config: PreTrainedConfig) -> dict[str, Any]:
+def funnel_options(config: PreTrainedConfig) -> dict[str, object]:
     """Return the fields of a Funnel that depend on several of its options, or have another name.
 
     Raises:

@@ -77,7 +77,7 @@ def load_pretrained(
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
-    layout: dict[str, Any] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
+    layout: dict[str, object] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
     source = find_source(find_config(path_or_id), layout)
     build = source.default_class if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
@@ -189,7 +189,7 @@ def report_bad_config() -> Iterator[None]:
 
 
 @report_bad_config()
-def find_source(config_json: Mapping[str, Any], layout: Mapping[str, Any]) -> CheckpointSource:
+def find_source(config_json: Mapping[str, Any], layout: Mapping[str, object]) -> CheckpointSource:
     """Return how to load a checkpoint, by its config.json.
 
     Args:
