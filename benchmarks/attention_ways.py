@@ -13,7 +13,7 @@ from attention_kinds import DTYPES, WINDOW, BenchProblem, Case, make_problem
 from torch import Tensor
 
 from whereformer.kernels import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, Term
-from whereformer.kernels.choose import BACKENDS
+from whereformer.kernels.backend_choice import BACKENDS
 from whereformer.kernels.terms import TABLES
 
 CHECKED_LENGTH = 160

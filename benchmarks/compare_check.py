@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 import whereformer
-from whereformer.analysis.ranking import AHEAD, Models, clearly_better, rank
+from whereformer.analysis.ranking import STEP_FACTOR, Models, clearly_better, rank
 from whereformer.cli.main import execute
 from whereformer.provenance import write_results
 from whereformer.recipes.compare import load
@@ -53,7 +53,7 @@ class CompareCheck:
 
     def run(self, console: Console) -> None:
         """Run both comparisons, print the table and write check.json."""
-        short, long = (self._compare(steps) for steps in (self.steps, AHEAD * self.steps))
+        short, long = (self._compare(steps) for steps in (self.steps, STEP_FACTOR * self.steps))
         methods, pairs = check(short, long, self.steps)
         print_check(console, methods, pairs)
         write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
@@ -70,7 +70,7 @@ def check(
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the losses and what became of them, for each method, and for each pair that is clearly ordered."""
     ranking = rank(short, "none", steps)
-    later = {row.position: row for row in rank(long, "none", AHEAD * steps).rows}
+    later = {row.position: row for row in rank(long, "none", STEP_FACTOR * steps).rows}
     methods = [
         {"position": row.position, "rank": row.rank, "later_rank": later[row.position].rank}
         | {"loss": row.loss, "later_loss": later[row.position].loss}
@@ -98,7 +98,7 @@ def _outcome(better: Models, worse: Models) -> str:
 
 def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
     """Print a row per method, and what became of the pairs."""
-    table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {AHEAD} times the steps")
+    table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {STEP_FACTOR} times the steps")
     for title in ("#", "position", "loss", "became", "# later"):
         table.add_column(title, justify="left" if title == "position" else "right", no_wrap=True)
     for row in methods:

@@ -35,11 +35,11 @@ from torch import Tensor
 from whereformer.analysis.metrics import METRICS
 from whereformer.cli.main import execute
 from whereformer.data import read
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
+from whereformer.lab.sentence_encoders import SentenceEncoder, lengthen, load_encoder
 from whereformer.provenance import write_results
 from whereformer.recipes.extend import chunk_means
-from whereformer.recipes.sentence_encoders import SentenceEncoder, extended, load_encoder
 
 AS_IS, REPEATED = "as it is", "repeated, untrained"
 EACH = "a vector for each chunk"
@@ -132,7 +132,7 @@ class Extended:
         if name in (AS_IS, EACH, *self._sizes):
             return self._teacher
         if name == REPEATED:
-            return extended(self._teacher, self.length)
+            return lengthen(self._teacher, self.length)
         return load_encoder(str(next(folder for folder in self.extended if folder.name == name) / "model"))
 
     @cached_property
@@ -143,7 +143,7 @@ class Extended:
     def _rows(self) -> Tensor:
         """Token ids of documents, (count, length - 2), without special ones."""
         body, rows = self.length - 2, []
-        for document in Text(self.documents).documents():
+        for document in TextSource(self.documents).documents():
             text = "".join(document)
             ids = self._ids(text[: body * 12]) if len(text) >= body else []
             if len(ids) >= body:

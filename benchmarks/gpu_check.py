@@ -494,7 +494,7 @@ def swept(kernel: str, name: str, dim: int) -> Report:
     from whereformer.kernels import remember
     from whereformer.kernels.triton import blocks, launch
 
-    batch, usual = 256 // dim, blocks.blocks_of
+    batch, usual = 256 // dim, blocks.choose_blocks
     inputs = content(batch, HEADS, SWEPT, dim, torch.bfloat16)
     terms, tensors = terms_of(name, batch, HEADS, SWEPT, dim)
     d_out = torch.randn_like(inputs[0])
@@ -510,7 +510,7 @@ def swept(kernel: str, name: str, dim: int) -> Report:
             own.append(tile or usual(asked, call))
             return own[-1]
 
-        launch.blocks_of = chosen  # type: ignore[assignment, attr-defined]
+        launch.choose_blocks = chosen  # type: ignore[assignment, attr-defined]
         remember(True)  # what is written down has other tiles
         try:
             return float(timed(step)["gpu"])
@@ -527,7 +527,7 @@ def swept(kernel: str, name: str, dim: int) -> Report:
     neighbors += [blocks.Blocks(rows, keys, warps, deep) for deep in (stages + 1, stages - 1) if deep]
     found |= {tile: milliseconds(tile) for tile in neighbors}
     sorted_first = sorted(found.items(), key=lambda each: (isinstance(each[1], str), each[1]))
-    return {" ".join(map(str, tile.launch.values())) if tile else "now": time for tile, time in sorted_first}
+    return {" ".join(map(str, tile.launch_options.values())) if tile else "now": time for tile, time in sorted_first}
 
 
 # --- part "models"

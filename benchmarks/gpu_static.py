@@ -203,7 +203,7 @@ def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tu
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(available, "_unavailable_on", lambda device: None),
-        patch.object(available, "capability", lambda device: divmod(capability, 10)),
+        patch.object(available, "get_capability", lambda device: divmod(capability, 10)),
         patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # without launches, there is no plan
     ):
         yield compiled

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from whereformer.errors import InputError, shown
+from whereformer.errors import InputError, short_repr
 
 
 def listed(field: str, text: str, known: Sequence[str] | None = None) -> tuple[str, ...]:
@@ -32,6 +32,6 @@ def listed_numbers(field: str, text: str, low: int, high: int) -> list[int]:
     found = []
     for part in listed(field, text):
         if not re.fullmatch("[0-9]{1,18}", part) or not low <= int(part) <= high:
-            raise InputError(field, f"expected numbers from {low} to {high} separated by commas, got {shown(part)}")
+            raise InputError(field, f"expected numbers from {low} to {high} with commas, got {short_repr(part)}")
         found.append(int(part))
     return list(dict.fromkeys(found))

@@ -1,12 +1,11 @@
 """Time whole models on the CPU: what ``whereformer.attach(model, "none")`` changes, and our encoders beside BERT.
 
-Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders,small] [--lengths 128,512,2048] [--out FILE]
+Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library; outputs are compared first. Our encoders are
 timed against transformers' BERT of the same sizes. All have few layers of base width (768, with 12 heads) and no
-dropout. "small" are encoders of width 384 with 6 heads, for short texts; with --layers 6 --tokens 16 --lengths 16,512
-their goals are printed, too. A training step is a forward and a backward pass without an optimizer. In each round every
+dropout. A training step is a forward and a backward pass without an optimizer. In each round every
 model runs once, in random order; a ratio is a model's CPU time divided by that of transformers' model in the same
 round, with one thread. The median, lowest and highest are given. With WHEREFORMER_NATIVE=0 in the environment, this
 library has no compiled kernel.
@@ -38,20 +37,9 @@ LONGEST = 2048
 VOCABULARY = 1000
 
 
-SMALL = {"hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1536}
-
-GOALS = {
-    (16, "float32", "forward"): 1.08,
-    (16, "float32", "training"): 1.20,
-    (512, "bfloat16", "forward"): 1.05,
-    (512, "bfloat16", "training"): 1.10,
-}
-"""The highest ratios of small encoders, by the number of tokens; those in bfloat16 are of deberta."""
-
-
-def _bert(layers: int, **sizes: int) -> nn.Module:
+def _bert(layers: int) -> nn.Module:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    sizes |= {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "max_position_embeddings": LONGEST}
+    sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "max_position_embeddings": LONGEST}
     return BertModel(BertConfig(**sizes, **dropouts), add_pooling_layer=False)
 
 
@@ -71,10 +59,10 @@ def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
     return {"transformers": theirs, "attached": whereformer.attach(copy.deepcopy(theirs), "none")}
 
 
-def _ours(position: str, blocks: str, **sizes: int) -> nn.Module:
+def _ours(position: str, blocks: str) -> nn.Module:
     dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     of_all = {"vocab_size": VOCABULARY, "blocks": blocks, "max_position_embeddings": LONGEST}
-    return Encoder(EncoderConfig(position=position, **of_all, **sizes, **dropouts))
+    return Encoder(EncoderConfig(position=position, **of_all, **dropouts))
 
 
 def _encoders(layers: int) -> dict[str, nn.Module]:
@@ -86,17 +74,11 @@ def _encoders(layers: int) -> dict[str, nn.Module]:
     }
 
 
-def _small(layers: int) -> dict[str, nn.Module]:
-    ours = {name: _ours(name, str(layers), **SMALL) for name in ("none", "deberta", "transformer_xl")}
-    return {"transformers": _bert(layers, **SMALL), **ours}
-
-
 MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
     "modernbert": partial(_pair, _modernbert),
     "encoders": _encoders,
-    "small": _small,
 }
 
 
@@ -105,7 +87,7 @@ class Models(SideBySide):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(MODELS)
-    """Some of bert, t5, modernbert (each before and after attach), encoders and small (ours beside BERT)."""
+    """Some of bert, t5, modernbert (each before and after attach) and encoders (ours beside BERT)."""
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[str, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
@@ -127,16 +109,14 @@ class Models(SideBySide):
                 for length in map(int, self.lengths.split(",")):
                     ids = torch.randint(1, VOCABULARY, (max(1, self.tokens // length), length))
                     calls = {key: partial(_call, model, ids, dtype) for key, model in models.items()}
-                    if name not in ("encoders", "small"):
+                    if name != "encoders":
                         _check(calls, dtype)
                     for direction, step in (("forward", torch.no_grad()(_call)), ("training", _train)):
                         steps = {key: partial(step, model, ids, dtype) for key, model in models.items()}
                         case = {"models": name, "n": length, "batch": len(ids), "layers": self.layers, "dtype": dtype}
                         for key, measured in self.measure(steps, models, "transformers").items():
                             rows.append({**case, "direction": direction, "model": key, **measured})
-                            goal = GOALS.get((length, dtype, direction)) if name == "small" else None
-                            more = "" if goal is None else f"goal {goal:.2f}  "
-                            show(console, f"{name:11}{dtype:9} n={length:<5}{direction:9}{key:14}", rows[-1], more)
+                            show(console, f"{name:11}{dtype:9} n={length:<5}{direction:9}{key:14}", rows[-1])
         write_rows(console, self.out, __doc__, rows)
 
 

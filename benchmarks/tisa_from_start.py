@@ -8,7 +8,7 @@ seeds 0, 1, 2 are each fine-tuned with the same seed. Finished runs are not repe
 
 Also measures how close the position embeddings are to Toeplitz at every checkpoint, as in Figures 2 and 5 of the TISA
 paper. A vector's product with itself is large, so the diagonal alone makes even random embeddings look Toeplitz. So the
-same measure is also taken without it. Writes results.json and toeplitz.svg, and prints the medians and ranges.
+same measure is also taken without it. Writes results.json and prints the medians and ranges.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import tyro
 from lists import listed
-from matplotlib.figure import Figure
 from parts import in_processes, spread
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +31,7 @@ from torch import Tensor
 
 import whereformer
 from whereformer.analysis import diagonals
-from whereformer.analysis.reading import position_vectors
+from whereformer.analysis.position_scores import read_position_vectors
 from whereformer.analysis.toeplitz import pairs
 from whereformer.cli.main import execute
 from whereformer.lab.loading import load
@@ -43,6 +42,8 @@ METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}
 """The tasks, and what each is scored by in the paper's Table 3."""
 CHECKPOINTS = 10
+PRETRAINING = {"learning_rate": 5e-3, "mask_rate": 0.3, "grow": True, "dtype": "bfloat16"}
+FINETUNING = {"learning_rate": 5e-4, "train_rows": 4000, "dtype": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -69,22 +70,12 @@ class FromStart:
     """Width of the encoder, which has four layers."""
     vocab_size: int = 4096
     """Size of the vocabulary."""
-    learning_rate: float = 5e-3
-    """Peak of the learning rate of pretraining."""
-    mask_rate: float = 0.3
-    """Share of tokens that are masked in pretraining."""
     epochs: float = 3.0
     """How many times fine-tuning reads each row."""
-    train_rows: int = 4000
-    """Most rows of a task to fine-tune on."""
-    finetune_learning_rate: float = 5e-4
-    """Peak of the learning rate of fine-tuning."""
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision; bfloat16 is mixed precision."""
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/tisa_from_start")
-    """Folder for the runs, results.json and toeplitz.svg."""
+    """Folder for the runs and results.json."""
 
     def run(self, console: Console) -> None:
         """Make the missing runs, then print and write everything."""
@@ -96,18 +87,15 @@ class FromStart:
             console.print(f"{name} {seed}: held-out loss {loss:.3f}, {shown}", highlight=False)
         left_out = ("data", "glue", "out", "methods", "tasks", "seeds", "workers")
         settings = {name: value for name, value in asdict(self).items() if name not in left_out}
-        found = {name: [self._facts(name, seed, tasks) for seed in range(self.seeds)] for name in names}
-        results = {"settings": settings, "tasks": tasks, "methods": found}
-        write_results(self.out / "results.json", results)
-        self._print(console, found, tasks)
-        self._plot(found)
-        console.print(f"wrote {self.out / 'results.json'} and {self.out / 'toeplitz.svg'}", highlight=False)
+        settings |= {"pretraining": PRETRAINING, "finetuning": FINETUNING}
+        results = {name: [self._facts(name, seed, tasks) for seed in range(self.seeds)] for name in names}
+        write_results(self.out / "results.json", {"settings": settings, "tasks": tasks, "methods": results})
+        self._print(console, results, tasks)
 
     def _scores(self, model: tuple[str, int], *, tasks: Sequence[str]) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
         name, seed = model
         folder = self._folder(name, seed)
-        shared: dict[str, Any] = {"dtype": self.dtype, "quiet": True}
         if not (folder / "model" / "config.json").exists():
             with threads(1):
                 whereformer.pretrain(
@@ -120,13 +108,11 @@ class FromStart:
                     vocab_size=self.vocab_size,
                     steps=self.steps,
                     length=self.length,
-                    grow=True,
                     batch_size=self.batch_size,
-                    learning_rate=self.learning_rate,
-                    mask_rate=self.mask_rate,
                     every=self.steps // CHECKPOINTS,
                     keep=CHECKPOINTS,
-                    **shared,
+                    quiet=True,
+                    **PRETRAINING,
                 )
         with threads(1):
             whereformer.finetune(
@@ -138,10 +124,9 @@ class FromStart:
                 seeds=1,
                 seed=seed,
                 epochs=self.epochs,
-                train_rows=self.train_rows,
-                learning_rate=self.finetune_learning_rate,
                 max_length=self.length,
-                **shared,
+                quiet=True,
+                **FINETUNING,
             )
         facts = self._facts(name, seed, tasks)
         return facts["held_out"][-1]["loss"], facts["glue"]
@@ -176,7 +161,7 @@ class FromStart:
         found = []
         saved = {int(path.name.rpartition("-")[2]): path for path in (folder / "checkpoints").glob("checkpoint-*")}
         for step, path in sorted({**saved, self.steps: folder / "model"}.items()):
-            vectors = position_vectors(load(str(path)), self.length)
+            vectors = read_position_vectors(load(str(path)), self.length)
             assert vectors is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)
@@ -204,28 +189,6 @@ class FromStart:
                             f"rank correlation with quality over training {spearmanr(values, quality).statistic:.2f}",
                             highlight=False,
                         )
-
-    def _plot(self, found: dict[str, list[dict[str, Any]]]) -> None:
-        """Draw Toeplitzness over training, and beside it against the held-out loss of the same checkpoint."""
-        figure = Figure(figsize=(7.6, 3.2), layout="constrained")
-        left, right = figure.subplots(1, 2, sharey=True)
-        for name, color in (("learned", "#0072b2"), ("learned+tisa", "#d55e00")):
-            for index, model in enumerate(found.get(name, [])):
-                path = model["toeplitzness"]
-                values, steps = [point["others"] for point in path], [point["step"] for point in path]
-                by_step = {score["step"]: score["loss"] for score in model["held_out"]}
-                looks: dict[str, Any] = {"color": color, "marker": "o", "markersize": 3, "linewidth": 1}
-                left.plot(steps, values, label=None if index else name, **looks)
-                left.plot(steps, [point["all"] for point in path], color=color, linewidth=0.7, linestyle=":")
-                right.plot([by_step[step] for step in steps], values, **looks)
-        left.set(xlabel="step of pretraining", ylabel="Toeplitzness (R²)")
-        left.plot([], [], color="#7a7a7a", linewidth=0.7, linestyle=":", label="with the diagonal")
-        right.set(xlabel="held-out loss")
-        right.invert_xaxis()
-        left.legend(frameon=False, fontsize=8)
-        for axes in (left, right):
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(self.out / "toeplitz.svg", metadata={"Date": None})
 
 
 def _without_diagonal(matrix: Tensor) -> float:

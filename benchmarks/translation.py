@@ -4,9 +4,8 @@ Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,
 
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
 language. Every run calls whereformer.translate, and its test set is translated and scored. Finished runs
-are not repeated, and an interrupted run continues. Writes plot.svg, loss.svg and results.json (for each method the
-scores of every seed, and of sentences by length), and prints the means. For the cost of a step see
-translation_speed.py; here, runs in parallel disturb each other.
+are not repeated, and an interrupted run continues. Writes results.json (for each method the scores of every seed, and
+of sentences by length), and prints the means.
 """
 
 from __future__ import annotations
@@ -21,13 +20,11 @@ from typing import Annotated, Any, Literal
 
 import tyro
 from lists import listed
-from matplotlib.figure import Figure
 from parts import in_processes
 from rich.console import Console
 from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
-from translation_speed import BASELINE, VARIANTS
 
 import whereformer
 from whereformer.cli.main import execute
@@ -36,11 +33,18 @@ from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
 from whereformer.lab.run import read_records, threads
+from whereformer.lab.translation import load, translate_lines
 from whereformer.provenance import write_results
-from whereformer.recipes.translating import load, translate_lines
 
-LANGUAGES = {"de": "German", "fr": "French"}
-METHODS = (BASELINE, "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "shaw": ("shaw", {"clip": 16}),
+    "shaw-keys": ("shaw", {"clip": 16, "values": False}),
+    "shaw-clip-4": ("shaw", {"clip": 4}),
+    "shaw-clip-2": ("shaw", {"clip": 2}),
+}
+"""Names that stand for a method with options."""
+
+METHODS = ("sinusoidal", "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class Translation:
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/translation")
-    """Folder for the runs, results.json and plot.svg."""
+    """Folder for the runs and results.json."""
 
     def run(self, console: Console) -> None:
         for file in ("train.parquet", "validation.parquet", self.test):
@@ -163,9 +167,7 @@ class Translation:
             if done := {name: found for name, found in methods.items() if found["seeds"]}:
                 self._print(console, language, done)
         write_results(self.out / "results.json", results)
-        self._plot(results["languages"])
-        self._plot_losses(results["languages"])
-        console.print(f"wrote {self.out / 'results.json'} and {self.out / 'plot.svg'}", highlight=False)
+        console.print(f"wrote {self.out / 'results.json'}", highlight=False)
 
     def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
         first = next(iter(next(iter(methods.values()))["seeds"].values()))["bleu_by_words"]
@@ -186,45 +188,6 @@ class Translation:
                 *(f"{value:.1f}" for value in by_words),
             )
         console.print(table)
-
-    def _plot(self, languages: dict[str, Any]) -> None:
-        """Plot a dot for every seed, and a line at their mean."""
-        figure = Figure(figsize=(3.4 * len(languages) + 1, 3.2), layout="constrained")
-        panels = figure.subplots(1, len(languages), sharey=True, squeeze=False)[0]
-        for axes, (language, methods) in zip(panels, languages.items(), strict=True):
-            for row, found in enumerate(methods.values()):
-                bleu = [seed["bleu"] for seed in found["seeds"].values()]
-                if bleu:
-                    axes.scatter(bleu, [row] * len(bleu), s=18, color="#0072b2", alpha=0.6, linewidths=0)
-                    axes.vlines(statistics.fmean(bleu), row - 0.3, row + 0.3, color="#d55e00")
-            axes.set_yticks(range(len(methods)), list(methods))
-            axes.set_title(f"English to {LANGUAGES.get(language, language)}", fontsize=10)
-            axes.set_xlabel("BLEU")
-            axes.grid(axis="x", alpha=0.3)
-            axes.spines[["top", "right"]].set_visible(False)
-        panels[0].invert_yaxis()
-        figure.savefig(self.out / "plot.svg", metadata={"Date": None})
-
-    def _plot_losses(self, languages: dict[str, Any]) -> None:
-        """Plot the held-out loss over the steps, the mean of each method's seeds."""
-        figure = Figure(figsize=(4.4 * len(languages) + 1, 3.4), layout="constrained")
-        for axes, (language, methods) in zip(
-            figure.subplots(1, len(languages), sharey=True, squeeze=False)[0], languages.items(), strict=True
-        ):
-            for name, found in methods.items():
-                curves = [seed["held_out_losses"] for seed in found["seeds"].values()]
-                points = [list(zip(*at_step, strict=True)) for at_step in zip(*curves, strict=True)]
-                axes.plot([steps[0] for steps, _ in points], [statistics.fmean(loss) for _, loss in points], label=name)
-            axes.set_title(f"English to {LANGUAGES.get(language, language)}", fontsize=10)
-            axes.set_xlabel("steps")
-            axes.set_ylabel("held-out loss")
-            axes.set_yscale("log")
-            axes.set_yticks(ticks := (1.5, 1.75, 2, 2.5, 3, 4), [f"{tick:g}" for tick in ticks])
-            axes.minorticks_off()
-            axes.grid(alpha=0.3)
-            axes.legend(frameon=False, fontsize=8)
-            axes.spines[["top", "right"]].set_visible(False)
-        figure.savefig(self.out / "loss.svg", metadata={"Date": None})
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], sources: Sequence[str]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from pathlib import Path
 from .source import NAME, imports, modules
 
 LAYERS = (
-    {"errors", "files", "version", "_extras"},
+    {"checks", "errors", "files", "version", "_extras"},
     {"kernels"},
     {"manifest", "provenance", "ranks"},
     {"positions"},
     {"models"},
     {"data"},
-    {"lab"},
     {"analysis"},
+    {"lab"},
     {"recipes"},
     {"cli"},
     {"__main__"},
@@ -32,10 +32,10 @@ LIBRARIES = {
     "ranks": {"torch", "filelock"},
     "positions": {"torch"},
     "models": {"torch", *HUGGING_FACE},
-    "analysis": {"torch", "scipy", "sklearn", *DRAWING, *HUGGING_FACE},
+    "analysis": {"torch", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
-    "lab": {"torch", "rich", *DRAWING, *HUGGING_FACE},
-    "recipes": {"torch", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "lab": {"torch", "rich", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "recipes": {"torch", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", *HUGGING_FACE},
 }
 """What a package may import besides the standard library. The command line's own libraries are the command line's."""

@@ -62,10 +62,10 @@ def test_none_is_not_accepted(words, capsys):
         compare --prset bert => unexpected word '--prset'; did you mean --preset?
         compare bert => unexpected word 'bert'; whereformer compare --help lists them
         compare --steps => --steps: expected one argument
-        finetune --task rte => --model: the command needs it, got none
+        finetune --task rte => --model: this option is required
         translate run a --length-penalty -20 => --length-penalty: expected -10 to 10, got -20.0
-        compare --steps x => --steps: expected a whole number, got 'x'
-        extend --steps 3 => MODEL: the command needs it, got none
+        compare --steps x => --steps: expected an integer, got 'x'
+        extend --steps 3 => MODEL: this option is required
         translat => unknown command 'translat'; did you mean 'translate run'?
         translate trian => unknown command 'translate'; did you mean 'translate train'?
         Translate Train => unknown command 'Translate'; did you mean 'translate train'?
@@ -73,8 +73,8 @@ def test_none_is_not_accepted(words, capsys):
         compare --POSITIONS rope => unexpected word '--POSITIONS'; did you mean --positions?
         compare --positions RoPE => unknown position method 'RoPE'; did you mean 'rope'?
         compare --preset BERT => got 'BERT'; did you mean 'bert'?
-        compare --seed '' => got an empty word after --seed
-        compare --seed= => got an empty word after --seed=
+        compare --seed '' => empty argument after --seed
+        compare --seed= => empty argument after --seed=
         positions RoPE => no method has a name such as 'RoPE'; did you mean 'rope'?
         probe --tasks Copy => got 'Copy'; did you mean 'copy'?
         finetune --model a --task COLA => got 'COLA'; did you mean 'cola'?

@@ -39,12 +39,12 @@ GOOD = {"number": 1, "rows": [[1, 0.5], "x"], "by_name": {"a": [1]}}
     ],
 )
 def test_json_is_compared_with_types(change, fitting):
-    assert manifest.fits(Fields, {**GOOD, **change}) == fitting
+    assert manifest.matches_type(Fields, {**GOOD, **change}) == fitting
 
 
 @pytest.mark.parametrize("name", ["number", "rows", "by_name"])
 def test_fields_without_a_default_are_needed(name):
-    assert not manifest.fits(Fields, {key: value for key, value in GOOD.items() if key != name})
+    assert not manifest.matches_type(Fields, {key: value for key, value in GOOD.items() if key != name})
 
 
 FACTS = {"seed": 0, "name": "a", "x": [1, 2.5]}
@@ -62,9 +62,9 @@ def test_forged_manifests_are_refused(part, tmp_path):
     manifest.write(tmp_path, FACTS)
     file = tmp_path / manifest.NAME
     content = json.loads(file.read_text()) | {part: [1]}
-    content.pop(manifest.SEAL)
-    file.write_text(manifest.sealed(content))
-    assert manifest.problem(tmp_path, FACTS) == "its manifest.json cannot be read"
+    content.pop(manifest.HASH_KEY)
+    file.write_text(manifest.dump_with_hash(content))
+    assert manifest.find_problem(tmp_path, FACTS) == "its manifest.json cannot be read"
 
 
 @settings(max_examples=60)
@@ -74,14 +74,14 @@ def test_damaged_manifests_are_refused(tmp_path_factory, data):
     (folder / "model.safetensors").write_text("abc")
     manifest.write(folder, FACTS)
     assert manifest.read(folder) == FACTS
-    assert manifest.problem(folder, FACTS) is None
+    assert manifest.find_problem(folder, FACTS) is None
     file = folder / manifest.NAME
     written = file.read_text()
     place = data.draw(st.integers(0, len(written) - 1))
     changed = written[:place] + data.draw(st.sampled_from(["", "0", "x", '"', "{", "null"])) + written[place + 1 :]
     assume(readable(changed) != json.loads(written))
     file.write_text(changed)
-    assert manifest.problem(folder, FACTS) == "its manifest.json cannot be read"
+    assert manifest.find_problem(folder, FACTS) == "its manifest.json cannot be read"
 
 
 @pytest.mark.parametrize("content", ["[" * 100_000, '{"a": ' + "1" * 5000 + "}", "[1]", "", "\0"])

@@ -32,7 +32,7 @@ class Failing:
         (InputError("out", ODD), 2, r"--out: a\x1b]0;title\x07 b\u202ec\udcff"),
         (OSError("no such file"), 2, "no such file"),
         (MemoryError(), 2, "not enough memory for these sizes (MemoryError)"),
-        (KeyboardInterrupt(), 130, "interrupted; finished work is kept, and the same command continues"),
+        (KeyboardInterrupt(), 130, "interrupted; finished work is saved; run the same command to continue"),
         (BrokenPipeError(), 141, None),
         (
             OSError(errno.ENOSPC, "No space left on device"),

@@ -11,7 +11,7 @@ from typing import ClassVar
 import pytest
 
 import whereformer
-from whereformer.cli.flags import in_flags
+from whereformer.cli.flags import format_error
 from whereformer.errors import InputError
 from whereformer.models import EncoderConfig
 
@@ -58,7 +58,7 @@ class Command:
     ],
 )
 def test_the_command_line_says_it_in_flags(name, reason, line):
-    assert in_flags(InputError(name, reason), Command()) == line
+    assert format_error(InputError(name, reason), Command()) == line
 
 
 def test_no_module_but_the_command_lines_names_a_flag_in_an_error():

@@ -5,9 +5,12 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from whereformer.cli.main import main
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 
@@ -69,14 +72,28 @@ def test_a_head_looks_where_the_task_needs_it():
     assert any(abs(center + 2) < 0.5 for center in centers)
 
 
-@pytest.mark.slow
-def test_what_ports_do_otherwise_is_found():
-    assert re.findall(r"^code .*?: (.*)$", printed("check_a_port.py"), re.MULTILINE) == [
-        "these are the scores of none",
-        "rope, but features are paired as 'interleaved' and query . key is multiplied by 2.82843",
-        "shaw, but offsets are off by +1",
-        "no method explains these scores",
-    ]
+@pytest.mark.parametrize(
+    ("function", "answer"),
+    [
+        ("like_gpt_j", "rope, but features are paired as 'interleaved'"),
+        ("with_shaws_table", "shaw, but offsets are off by +1"),
+        ("without_positions", "this is none"),
+        ("random", "no method explains these scores"),
+        ("rotate", "FILE:FUNCTION: expected a function of query and key, or of query, key and value, got one of 1"),
+    ],
+)
+def test_a_port_is_checked(function, answer, capsys):
+    with suppress(SystemExit):
+        main(["check", str(EXAMPLES / "check_a_port.py") + f":{function}"])
+    assert answer in "".join(capsys.readouterr())
+
+
+@pytest.mark.parametrize("method", ["tisa", "t5"])
+def test_the_demo_finds_the_token_before(method, capsys):
+    main(["demo", "--position", method])
+    text = capsys.readouterr().out
+    assert float(re.search(r"step 150: loss (\S+) \(guessing: 2.77\)", text)[1]) < 0.05
+    assert "looks most at offset -1: the token before" in text
 
 
 def test_the_notebook(monkeypatch):

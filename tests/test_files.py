@@ -173,7 +173,7 @@ def test_a_full_disk_is_known_whichever_library_meets_it(writer, tmp_path):
     with (
         largest_file(1000),
         pytest.raises(InputError, match=f"cannot write {path}: .*; make room, then run the same command again"),
-        files.naming(path),
+        files.name_full_disk(path),
     ):
         WRITERS[writer](path)
 
@@ -181,12 +181,12 @@ def test_a_full_disk_is_known_whichever_library_meets_it(writer, tmp_path):
 @pytest.mark.parametrize("number", ["ENOSPC", "EDQUOT", "EFBIG"])
 def test_the_systems_errors_of_a_full_disk(number):
     code = getattr(errno, number)
-    assert files.full_disk(OSError(code, ""))
-    assert files.full_disk(Exception(f"I/O error (os error {code})"))
+    assert files.is_disk_full(OSError(code, ""))
+    assert files.is_disk_full(Exception(f"I/O error (os error {code})"))
 
 
 def test_other_errors_are_not_about_the_disk(tmp_path):
     for error in (OSError(errno.EACCES, ""), ValueError("x"), RuntimeError("shape"), Exception("(os error 13)")):
-        assert not files.full_disk(error)
-        with pytest.raises(type(error)), files.naming(tmp_path):
+        assert not files.is_disk_full(error)
+        with pytest.raises(type(error)), files.name_full_disk(tmp_path):
             raise error

@@ -42,7 +42,7 @@ USED = {
 }
 
 
-NAMED_TUPLE = {"_asdict", "_fields", "_replace"}
+NAMED_TUPLE = {"_asdict", "_fields", "_make", "_replace"}
 """Python documents these, and their underscore only keeps them apart from a tuple's fields."""
 
 

@@ -22,7 +22,7 @@ def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatc
     monkeypatch.setattr(ranks, "ARRIVAL", timedelta(seconds=1))
     for name, value in {"RANK": rank, "WORLD_SIZE": "2", **address}.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match="2 processes did not meet within 1 seconds"):
+    with pytest.raises(InputError, match="not all 2 processes connected within 1 seconds"):
         ranks.join(torch.device("cpu"))
 
 
@@ -36,7 +36,7 @@ def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatc
 def test_variables_that_no_launcher_sets_are_named(name, value, monkeypatch, capsys):
     for variable, usual in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
         monkeypatch.setenv(variable, usual)
-    least, most = (1, ranks.MOST) if name == "WORLD_SIZE" else (0, 1)
+    least, most = (1, ranks.MAX_PROCESSES) if name == "WORLD_SIZE" else (0, 1)
     line = fails(capsys, "pretrain", "--data", __file__)
     assert line.startswith(f"whereformer: expected {name} from {least} to {most}, got '{value[:50]}")
     assert line.endswith(ranks.LAUNCHER)

@@ -14,6 +14,7 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import whereformer
 from whereformer.errors import InputError
+from whereformer.kernels.make_call import CallOptions, SiteOptions, make_call
 from whereformer.positions.base import ACTS_ON
 from whereformer.positions.testing import randomize_parameters
 
@@ -152,10 +153,12 @@ def test_signatures_show_every_option():
     shown = set(inspect.signature(whereformer.attention).parameters)
     assert set(inspect.signature(whereformer.explain).parameters) == shown
     assert set(inspect.signature(whereformer.attention_weights).parameters) == shown - {"return_lse", "backend"}
-    of_site = {"query_positions", "key_positions", "key_mask", "causal", "window", "scale"}
-    of_site |= {"query_documents", "key_documents"}
     attend = set(inspect.signature(whereformer.positions.PositionMethod.attend).parameters)
-    assert attend == (shown - of_site) | {"self", "hidden", "site"}
+    assert attend == (shown - SiteOptions.__optional_keys__) | {"self", "hidden", "site"}
+    assert set(site_of(12).options(None)) == SiteOptions.__optional_keys__
+    common = {"query", "key", "value", "terms", "return_lse"}
+    assert shown == CallOptions.__optional_keys__ | common | {"backend"}
+    assert set(inspect.signature(make_call).parameters) == CallOptions.__optional_keys__ | common | {"recorder"}
 
 
 def page_values(section):

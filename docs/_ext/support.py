@@ -2,10 +2,11 @@
 
 Run: python docs/_ext/support.py [METHOD ...]
 
-It takes some minutes. With names it only prints their rows.
+It takes some minutes. With names it measures only their rows; the others stay as they are in the page.
 """
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,8 +16,8 @@ from torch.export import Dim
 from torch.onnx import OnnxExporterError
 
 from whereformer import EncoderConfig, EncoderForMaskedLM, Positions, Site, build_position, explain, position_names
-from whereformer.kernels.call import make_call
-from whereformer.kernels.choose import choose
+from whereformer.kernels.backend_choice import choose_backend
+from whereformer.kernels.make_call import make_call
 from whereformer.positions import method_class
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ repeats
 
 CPU, GPU
 : the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
-  compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "fused" is torch's
+  compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "sdpa" is torch's
   own attention.
 
 longer text
@@ -116,7 +117,7 @@ def backends(position):
     query, key, value, terms = position.apply_hooks(*given)
     options = given[-1].options(query)
     call = make_call(query, key, value, terms, **options)
-    return explain(query, key, value, terms, **options).backend, choose(call, "auto", torch.device("cuda"))
+    return explain(query, key, value, terms, **options).backend, choose_backend(call, "auto", torch.device("cuda"))
 
 
 def compiles(position):
@@ -182,11 +183,16 @@ def row(name):
     return found
 
 
+def table(names):
+    """The table: the rows of these methods, measured now, and the page's rows of the others."""
+    columns = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
+    header, dashes, *measured = as_table(columns, [row(name) for name in names])
+    rows = {}
+    for line in (*measured, *PAGE.read_text(encoding="utf-8").splitlines()):
+        if found := re.match(r"\| \[?`(\w+)`", line):
+            rows.setdefault(found[1], line)
+    return "\n".join([header, dashes, *(rows[name] for name in position_names() if name in rows)])
+
+
 if __name__ == "__main__":
-    names = sys.argv[1:] or position_names()
-    header = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
-    table = "\n".join(as_table(header, [row(name) for name in names]))
-    if sys.argv[1:]:
-        print(table)
-    else:
-        PAGE.write_text(HEAD.format(table=table), encoding="utf-8")
+    PAGE.write_text(HEAD.format(table=table(sys.argv[1:] or position_names())), encoding="utf-8")

@@ -103,7 +103,7 @@ _MODULES = {
     **dict.fromkeys(("OffsetQueries", "OffsetValues", "Positions"), "kernels.terms"),
     **dict.fromkeys(("PositionRangeError", "Site", "build_position", "position_names"), "positions"),
 }
-"""Where a name comes from, if not from ``recipes`` or ``models``."""
+"""The module of each name that is not in ``recipes`` or ``models``."""
 
 
 def __getattr__(name: str) -> Any:
@@ -116,12 +116,12 @@ def __getattr__(name: str) -> Any:
     from . import recipes
 
     if name in recipes.RECIPES:
-        from .lab.recipe import function
+        from .lab.recipe import as_function
 
-        return globals().setdefault(name, function(recipes.recipe_class(name)))
-    found = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
-    globals()[name] = found  # so that the next use is as fast as any name
-    return found
+        return globals().setdefault(name, as_function(recipes.recipe_class(name)))
+    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
+    globals()[name] = value  # so that the next use is as fast as any name
+    return value
 
 
 def __dir__() -> list[str]:

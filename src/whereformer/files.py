@@ -1,4 +1,4 @@
-"""Write files and folders in one step and to the disk; read only what is a file; say when the disk is full."""
+"""Write files and folders in one step and to the disk; read only regular files; say when the disk is full."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .errors import LONGEST_NAME, InputError, one_line, shown
+from .errors import MAX_NAME, InputError, one_line, short_repr
 
-FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
+DISK_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
 """The system's errors about a full disk: of the disk, of a limit of a file's size, and of a quota."""
-_IN_WORDS = re.compile(
-    rf"\(os error ({'|'.join(map(str, FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
+_DISK_FULL_TEXT = re.compile(
+    rf"\(os error ({'|'.join(map(str, DISK_FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
 )
-"""How safetensors and tokenizers tell such an error, and torch.save that it cannot write."""
-TRIAL = ".whereformer-trial"
+"""Parts of the errors of safetensors, tokenizers and torch.save when the disk is full."""
+TRIAL_FOLDER = ".whereformer-trial"
 """The folder that is written and removed where outputs will be written."""
 
 
@@ -36,7 +36,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     partial = target.with_name(target.name + ".partial")
     remove(partial)
     try:
-        with naming(path):
+        with name_full_disk(path):
             with partial.open("xb") as file:
                 file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
             _sync(partial)
@@ -48,19 +48,19 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give an empty folder beside ``folder`` to fill, and put it in place of ``folder`` when it is complete.
+    """Yield an empty folder next to ``folder`` to fill, and put it in place of ``folder`` when it is complete.
 
-    After an error ``folder`` is as it was. If it is a link, the folder that it leads to is replaced.
+    After an error, ``folder`` is unchanged. If it is a link, the folder that it leads to is replaced.
 
     Raises:
-        InputError: if the disk is full, or ``folder`` cannot be replaced, which is said before it is filled.
+        InputError: if the disk is full; or, before anything is filled, if ``folder`` cannot be replaced.
     """
     check_replaceable(None, folder)
     target = _follow(folder)
     partial = target.with_name(target.name + ".partial")
     remove(partial)
     try:
-        with naming(folder):
+        with name_full_disk(folder):
             partial.mkdir(parents=True)
             yield partial
             move_folder(partial, target)
@@ -70,10 +70,10 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 def move_folder(source: Path, target: Path) -> None:
     """Write all of a folder to the disk itself, then put it in place of ``target``, which may exist."""
-    for place, _, files in os.walk(source):
+    for folder, _, files in os.walk(source):
         for name in files:
-            _sync(Path(place, name))
-        _sync(Path(place))
+            _sync(Path(folder, name))
+        _sync(Path(folder))
     check_replaceable(None, target)  # again, since filling it may take long
     if target.exists():
         shutil.rmtree(target)
@@ -85,15 +85,15 @@ def check_replaceable(field: str | None, folder: Path) -> None:
     """Check that a folder can be put at a path, in place of the folder that may be there.
 
     Raises:
-        InputError: for ``field``, if there is something else, or a folder that cannot be removed.
+        InputError: for ``field``, if the path has something else, or a folder that cannot be removed.
     """
     _check_folder(field, folder)
-    named = shown(str(folder), LONGEST_NAME)
+    name = short_repr(str(folder), MAX_NAME)
     if os.path.ismount(_follow(folder)):
-        raise InputError(field, f"a disk is mounted at {named}, so it cannot be replaced; mount it at a folder above")
+        raise InputError(field, f"a disk is mounted at {name}, so it cannot be replaced; mount it at a folder above")
     for subfolder, _, _ in os.walk(_follow(folder)):
         if not os.access(subfolder, os.W_OK | os.X_OK):
-            raise InputError(field, f"cannot replace {named}: {shown(subfolder, LONGEST_NAME)} is read-only")
+            raise InputError(field, f"cannot replace {name}: {short_repr(subfolder, MAX_NAME)} is read-only")
 
 
 def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
@@ -106,7 +106,7 @@ def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[s
         folders: the paths of folders in it, such as "checkpoints/checkpoint-1".
 
     Raises:
-        InputError: for ``field``, if one of them, or a folder above it, is something else or cannot be written, or if
+        InputError: for ``field``, if one of them, or a folder above it, is of another kind or cannot be written, or if
             the disk is full.
     """
     written = {out}
@@ -123,18 +123,18 @@ def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[s
         check_replaceable(field, folder)
         written.add(_follow(folder).parent)
     for folder in written:
-        if folder.exists():  # the rest will be made in folders that are tried
+        if folder.exists():  # the others will be made in folders that exist
             _try_folder(field, folder)
 
 
 def _try_folder(field: str, folder: Path) -> None:
     try:
-        with new_folder(folder / TRIAL) as partial:
+        with new_folder(folder / TRIAL_FOLDER) as partial:
             (partial / "file").write_bytes(b"written")
-        remove(folder / TRIAL)
+        remove(folder / TRIAL_FOLDER)
     except OSError as error:
-        named = shown(str(folder), LONGEST_NAME)
-        raise InputError(field, f"cannot write to {named}: {error.strerror or error}") from None
+        name = short_repr(str(folder), MAX_NAME)
+        raise InputError(field, f"cannot write to {name}: {error.strerror or error}") from None
 
 
 def _check_folder(field: str | None, path: Path) -> None:
@@ -142,12 +142,12 @@ def _check_folder(field: str | None, path: Path) -> None:
     _check_no_broken_link(field, path)
     if path.exists() and not path.is_dir():
         kind = "a file" if path.is_file() else "a pipe, socket or device"
-        raise InputError(field, f"expected a folder or nothing, got {kind}: {shown(str(path), LONGEST_NAME)}")
+        raise InputError(field, f"expected a folder or nothing, got {kind}: {short_repr(str(path), MAX_NAME)}")
 
 
 def _check_no_broken_link(field: str | None, path: Path) -> None:
     if path.is_symlink() and not path.exists():
-        raise InputError(field, f"{shown(str(path), LONGEST_NAME)} is a link that leads nowhere; remove or mend it")
+        raise InputError(field, f"{short_repr(str(path), MAX_NAME)} is a link that leads nowhere; remove or mend it")
 
 
 def _follow(path: Path) -> Path:
@@ -162,20 +162,20 @@ def check_regular(field: str | None, *paths: Path) -> None:
         InputError: for ``field``, if one is something else, is not there, or cannot be seen.
     """
     for path in paths:
-        named = shown(str(path), LONGEST_NAME)
+        name = short_repr(str(path), MAX_NAME)
         try:
             path.stat()
         except FileNotFoundError:
-            raise InputError(field, f"no such file: {named}") from None
+            raise InputError(field, f"no such file: {name}") from None
         except (OSError, ValueError) as error:
-            raise InputError(field, f"cannot read {named}: {getattr(error, 'strerror', None) or error}") from None
+            raise InputError(field, f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from None
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "a pipe, socket or device"
-            raise InputError(field, f"expected a file, got {kind}: {named}")
+            raise InputError(field, f"expected a file, got {kind}: {name}")
 
 
 def check_regular_in(field: str | None, folder: str | Path) -> None:
-    """Check a folder whose files another library reads, such as a tokenizer's: all that is no folder is a regular file.
+    """Check that a folder of files for another library, such as a tokenizer's, has only folders and regular files.
 
     Anything else, such as the id of a model on the Hub, has nothing to check.
 
@@ -187,23 +187,23 @@ def check_regular_in(field: str | None, folder: str | Path) -> None:
 
 
 def read_json(field: str, file: Path, kind: type) -> Any:
-    """Read what an untrusted JSON file holds, a ``dict`` or a ``list``.
+    """Read a ``dict`` or a ``list`` from an untrusted JSON file.
 
     Raises:
-        InputError: for ``field``, if it is no regular file, no JSON, or something else.
+        InputError: for ``field``, if it is not a regular file, not JSON, or of another type.
     """
     check_regular(field, file)
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(field, f"{file} can't be read ({one_line(str(error))})") from None
-    if not isinstance(found, kind):
-        raise InputError(field, f"expected a {kind.__name__} in {file}, got {shown(found)}")
-    return found
+    if not isinstance(content, kind):
+        raise InputError(field, f"expected a {kind.__name__} in {file}, got {short_repr(content)}")
+    return content
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def name_full_disk(path: Path) -> Iterator[None]:
     """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.
 
     Raises:
@@ -212,20 +212,20 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not full_disk(error):
+        if not is_disk_full(error):
             raise
-        raise InputError(None, no_room(path)) from None
+        raise InputError(None, format_no_space(path)) from None
 
 
-def full_disk(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return whether an error says that nothing more can be written."""
     if isinstance(error, OSError) and error.errno is not None:
-        return error.errno in FULL
-    return not isinstance(error, InputError) and _IN_WORDS.search(str(error)) is not None
+        return error.errno in DISK_FULL
+    return not isinstance(error, InputError) and _DISK_FULL_TEXT.search(str(error)) is not None
 
 
-def no_room(path: Path | str) -> str:
-    """Return the line that tells a user about a full disk."""
+def format_no_space(path: Path | str) -> str:
+    """Return a user's error about a full disk."""
     return f"cannot write {path}: no space left on the disk; make room, then run the same command again"
 
 
@@ -245,7 +245,7 @@ def _sync(path: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a folder with all that it has, or a link, if there is one."""
+    """Remove a file, a folder with its content, or a link, if there is one."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:

@@ -45,22 +45,22 @@ def _git(*arguments: str) -> str | None:
 @cache
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are measured or compared with, if installed."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
+    installed = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
     for name in ("triton", "transformers", "x-transformers"):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            installed[name] = version(name)
+    return installed
 
 
 def this_version() -> str:
-    """Return the version of this package, which results are told apart by."""
+    """Return the version of this package, which is stored with every result."""
     return versions()["whereformer"]
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU.
 
-    The instructions are those of the compiled kernel. Where there is none, they are torch's, and the text says so.
+    The instructions are the compiled kernel's. Without a compiled kernel, they are torch's, and the text says so.
     """
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")

@@ -1,4 +1,4 @@
-"""The processes that torchrun or accelerate launch started for one run: how many, which one this is, what they share.
+"""The processes that torchrun or accelerate launch started for one run: their number, this one's rank, and their data.
 
 Without a launcher there is one process, nothing here communicates, and torch is not imported. The processes exchange
 small things, such as counts and scores, over a group on the CPU; gradients are the training loop's business.
@@ -15,8 +15,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .errors import LONGEST_NAME, InputError, shown
-from .files import full_disk
+from .errors import MAX_NAME, InputError, short_repr
+from .files import is_disk_full
 
 if TYPE_CHECKING:
     import torch
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 PATIENCE = timedelta(days=1)
-"""How long a process waits for another. The main process may encode text for hours, and if a process dies, its launcher
-ends the others."""
+"""The longest time that a process waits for another. The main process may encode text for hours, and if a process dies,
+its launcher ends the others."""
 
 ARRIVAL = timedelta(seconds=50)
-"""How long processes wait for one another at the start. A launcher starts them all at once."""
+"""The longest time that processes wait for one another at the start. A launcher starts them all at once."""
 
-MOST = 2**20
-"""The most processes."""
+MAX_PROCESSES = 2**20
+"""The largest number of processes."""
 
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
 LOST = (
@@ -41,29 +41,29 @@ LOST = (
     "Connection reset by peer",
     "Connection was likely closed",
 )
-"""Parts of the errors of torch.distributed about processes that are gone."""
+"""Parts of the errors of torch.distributed about processes that have ended."""
 _joined: dict[str, Any] = {}
-"""The "group" of the processes that have joined; None where it is torch's own."""
+"""The "group" of the processes that have joined; None for torch's default group."""
 
 
 def size() -> int:
-    """Return the number of processes, which a launcher tells by variables of the environment.
+    """Return the number of processes, which a launcher passes in environment variables.
 
     Raises:
-        InputError: if one of them is no such number.
+        InputError: if one is not a valid number.
     """
-    return _told("WORLD_SIZE", 1, MOST) if "RANK" in os.environ else 1
+    return _read_env("WORLD_SIZE", 1, MAX_PROCESSES) if "RANK" in os.environ else 1
 
 
 def rank() -> int:
     """Return the number of this process; 0 is the main process."""
-    return _told("RANK", 0, size() - 1) if size() > 1 else 0
+    return _read_env("RANK", 0, size() - 1) if size() > 1 else 0
 
 
-def _told(name: str, least: int, most: int) -> int:
-    value = os.environ.get(name, str(least))
-    if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= most:
-        raise InputError(None, f"expected {name} from {least} to {most}, got {shown(value)}; {LAUNCHER}")
+def _read_env(name: str, minimum: int, maximum: int) -> int:
+    value = os.environ.get(name, str(minimum))
+    if not re.fullmatch("[0-9]{1,9}", value) or not minimum <= int(value) <= maximum:
+        raise InputError(None, f"expected {name} from {minimum} to {maximum}, got {short_repr(value)}; {LAUNCHER}")
     return int(value)
 
 
@@ -86,12 +86,12 @@ def join(device: torch.device) -> None:
     except (ValueError, RuntimeError) as error:
         reason = (str(error).splitlines() or [""])[0]
         raise InputError(
-            None, f"{count} processes did not meet within {ARRIVAL.seconds} seconds ({reason:.200}); {LAUNCHER}"
+            None, f"not all {count} processes connected within {ARRIVAL.seconds} seconds ({reason:.200}); {LAUNCHER}"
         ) from None
     store.set_timeout(PATIENCE)
     _joined["group"] = None
     if device.type == "cuda":
-        torch.cuda.set_device(_told("LOCAL_RANK", 0, count - 1))
+        torch.cuda.set_device(_read_env("LOCAL_RANK", 0, count - 1))
     backend = "nccl" if device.type == "cuda" else "gloo"
     distributed.init_process_group(backend, store=store, rank=number, world_size=count, timeout=PATIENCE)
     if backend != "gloo":
@@ -111,13 +111,13 @@ def leave() -> None:
 
 
 def wait() -> None:
-    """Wait until all processes are here."""
+    """Wait until all processes have come to this call."""
     gather(None)
 
 
 @contextmanager
 def main_first() -> Iterator[None]:
-    """Let the main process run the block before the others, which then find what it has written."""
+    """Let the main process run the block before the others, which then find its files."""
     if not is_main():
         wait()
     yield
@@ -126,7 +126,7 @@ def main_first() -> Iterator[None]:
 
 
 def from_main(make: Callable[[], Value]) -> Value:
-    """Return what ``make`` returns in the main process, in all processes. Only the main process calls it."""
+    """Call ``make`` in the main process only, and return its result in all processes."""
     return gather(make() if is_main() else None)[0]  # type: ignore[return-value]  # the first is the main process's
 
 
@@ -136,16 +136,16 @@ def gather(value: Value) -> list[Value]:
         return [value]
     from torch import distributed
 
-    found: list[Any] = [None] * size()
-    distributed.all_gather_object(found, value, group=_joined["group"])
-    return found
+    values: list[Any] = [None] * size()
+    distributed.all_gather_object(values, value, group=_joined["group"])
+    return values
 
 
 def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
-    """Create a folder, and lock it against other commands. Of several processes of a run, only the main one holds it.
+    """Create a folder, and lock it against other commands. If a run has several processes, only the main one locks it.
 
     Raises:
-        InputError: for ``field``, if it can't be made, or another command holds its lock.
+        InputError: for ``field``, if the folder can't be created, or another command holds its lock.
     """
     if not is_main():
         return nullcontext()
@@ -158,17 +158,17 @@ def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
     except Timeout:
         raise InputError(field, f"another command is writing to {out}; wait for it or choose another folder") from None
     except (OSError, ValueError) as error:
-        if full_disk(error):
+        if is_disk_full(error):
             raise
         reason = getattr(error, "strerror", None) or error
-        raise InputError(field, f"cannot write to {shown(str(out), LONGEST_NAME)}: {reason}") from None
+        raise InputError(field, f"cannot write to {short_repr(str(out), MAX_NAME)}: {reason}") from None
 
 
-def tells() -> bool:
-    """Return whether this process says why it fails. Before they join, those of a machine fail alike."""
+def should_print_errors() -> bool:
+    """Return whether this process prints its error. Before they join, all processes of a machine fail alike."""
     return bool(_joined) or os.environ.get("LOCAL_RANK", "0") == "0"
 
 
-def lost_another(error: Exception) -> bool:
-    """Return whether an error is that of a connection to a process which has ended without a word, as if killed."""
+def is_lost_process(error: Exception) -> bool:
+    """Return whether an error is a broken connection to a process that was killed or ended without an error."""
     return bool(_joined) and isinstance(error, RuntimeError) and any(part in str(error) for part in LOST)

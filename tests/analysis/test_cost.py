@@ -51,17 +51,17 @@ def test_the_papers_table_comes_out(line):
         for decoder, figure in zip(("0", "2"), cell.split("/"), strict=False):
             # The authors project the distances once for eight sequences.
             model = funnel(blocks, int(width), decoder, **changes)
-            found = count_flops(model, length, 8).layers / count_flops(EncoderConfig(), length, 8).layers
+            ratio = count_flops(model, length, 8).layers / count_flops(EncoderConfig(), length, 8).layers
             digits = len(figure.partition(".")[2])
             # Their relative terms are computed with an offset more.
-            assert round(found, digits) == pytest.approx(float(figure), rel=0 if changes else 0.01)
+            assert round(ratio, digits) == pytest.approx(float(figure), rel=0 if changes else 0.01)
 
 
 def test_a_berts_operations():
     for length, expected in ((128, 22.35), (512, 96.64)):
-        found = count_flops(EncoderConfig(), length)
-        assert found.layers / 1e9 == pytest.approx(expected, abs=0.005)
-        assert found.training == 3 * found.forward
+        flops = count_flops(EncoderConfig(), length)
+        assert flops.layers / 1e9 == pytest.approx(expected, abs=0.005)
+        assert flops.training == 3 * flops.forward
 
 
 def counted(config, length=40, types=2, **options):
@@ -99,8 +99,8 @@ def counted(config, length=40, types=2, **options):
         ),
         *({"blocks": "1x2-2-1", "decoder_layers": "1x2", "position": name} for name in ("tisa", "tupe", "floater")),
         *(
-            {"blocks": "2-2x2-2", "position": "transformer_xl", **more}
-            for more in (
+            {"blocks": "2-2x2-2", "position": "transformer_xl", **options}
+            for options in (
                 {"segments": "attention", "decoder_layers": "2", "head_dim": 4},
                 {"segments": "attention", "truncate_seq": False, "decoder_layers": "1"},
                 {"pool_query_only": False, "decoder_layers": "1", "position_options": {"form": "factorized"}},
@@ -127,10 +127,10 @@ class Projected(PositionMethod):
         prepared = self.table @ self.square
         heads = (self.model.num_heads, self.model.head_dim)
         rows = [
-            prepared[at.values(prepared.device).clamp(min=0)] @ self.square
-            for at in (site.query_positions, site.key_positions)
+            prepared[positions.values(prepared.device).clamp(min=0)] @ self.square
+            for positions in (site.query_positions, site.key_positions)
         ]
-        return FactorPair(*(each.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for each in rows))
+        return FactorPair(*(vectors.unflatten(-1, heads).transpose(0, 1).unsqueeze(0) for vectors in rows))
 
     def transform_qkv(self, query, key, value, site):
         width = self.model.head_dim
@@ -165,10 +165,10 @@ def test_parameters_are_those_of_the_real_model(changes):
     config = small_config(**changes)
     encoder = whereformer.Encoder(config)
     model = EncoderForMaskedLM(config) if config.full_length else encoder
-    found = count_parameters(config)
-    assert found.encoder == encoder.num_parameters()
-    assert found.total == model.num_parameters()
-    assert found.position == sum(parameter.numel() for parameter in encoder.position.parameters())
+    parameters = count_parameters(config)
+    assert parameters.encoder == encoder.num_parameters()
+    assert parameters.total == model.num_parameters()
+    assert parameters.position == sum(parameter.numel() for parameter in encoder.position.parameters())
 
 
 def test_it_is_quick_even_where_the_model_would_be_huge():

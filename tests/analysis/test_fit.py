@@ -35,11 +35,11 @@ def loss_of(curve, amplitude, sharpness, center):
 @pytest.mark.parametrize("case", FITS)
 def test_golden_loss_and_gradients(case):
     stored = case.stored
-    at = [stored[name].mT.clone().requires_grad_() for name in ("amplitudes0", "sharpness0", "offsets0")]
+    parameters = [stored[name].mT.clone().requires_grad_() for name in ("amplitudes0", "sharpness0", "offsets0")]
     assert pairs(case.config["n"]).tolist() == stored["count"].tolist()
-    loss = loss_of(stored["profile"], *at)
+    loss = loss_of(stored["profile"], *parameters)
     check(loss, stored["loss"], 1e-9)
-    gradients = torch.autograd.grad(loss.sum(), at)
+    gradients = torch.autograd.grad(loss.sum(), parameters)
     for name, gradient in zip(("amplitudes0", "sharpness0", "offsets0"), gradients, strict=True):
         check(gradient.mT, stored[f"grad_{name}"], 1e-9)
 
@@ -50,11 +50,11 @@ def test_golden_curves_are_recovered(case):
     fit = fit_tisa(stored["profile"], case.config["S"])
     assert (fit.explained > 0.999).all()
     assert fit.constant.tolist() == [0.0, 0.0]
-    own = [stored[name].mT for name in ("amplitudes", "sharpness", "offsets")]
-    check(loss_of(stored["profile"], *own), torch.zeros(2, dtype=torch.float64), 1e-12)
+    planted_parameters = [stored[name].mT for name in ("amplitudes", "sharpness", "offsets")]
+    check(loss_of(stored["profile"], *planted_parameters), torch.zeros(2, dtype=torch.float64), 1e-12)
     if case.config["S"] == 1:
-        for found, expected in zip((fit.amplitude, fit.sharpness, fit.center), own, strict=True):
-            check(found, expected, 1e-4)
+        for actual, expected in zip((fit.amplitude, fit.sharpness, fit.center), planted_parameters, strict=True):
+            check(actual, expected, 1e-4)
 
 
 KERNEL = st.tuples(
@@ -90,7 +90,7 @@ def test_more_kernels_never_explain_less(planted_kernels, noise, seed):
     fits = fit_tisa_up_to(noisy, len(planted_kernels) + 1)
     explained = [float(fit.explained) for fit in fits]
     # But for the penalty, which may prefer smaller amplitudes.
-    assert all(more >= less - 1e-3 for less, more in itertools.pairwise(explained))
+    assert all(larger >= smaller - 1e-3 for smaller, larger in itertools.pairwise(explained))
     for fit in fits:
         assert (fit.sharpness > 0).all()
         assert fit.explained <= 1

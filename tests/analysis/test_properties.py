@@ -16,8 +16,8 @@ from whereformer import (
     position_names,
 )
 from whereformer.analysis.properties import (
+    count_operations,
     curve_share,
-    operations,
     parameter_growth,
     reached_parameters,
     shift_change,
@@ -29,13 +29,13 @@ ABSOLUTE = ["sinusoidal", "learned", "floater", "synthesizer", "tupe", "learned+
 LENGTH = 12
 
 
-def config_of(position, **more):
-    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "blocks": "2"} | more
+def config_of(position, **options):
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16, "blocks": "2"} | options
     return EncoderConfig(vocab_size=30, position=position, max_position_embeddings=2 * LENGTH, **sizes)
 
 
-def encoder_of(position, **more):
-    return Encoder(config_of(position, **more)).eval()
+def encoder_of(position, **options):
+    return Encoder(config_of(position, **options)).eval()
 
 
 def tokens(length=LENGTH, batch=3):
@@ -116,24 +116,24 @@ def test_embeddings_act_on_every_layer_whose_input_they_are_a_summand_of():
 def test_the_share_is_that_of_the_best_curve_with_free_rows(seed, length, mix):
     """Checked by fitting a curve and a number for every row at once, which is the same by another way."""
     generator = torch.Generator().manual_seed(seed)
-    at = torch.arange(length)
-    offsets = at - at[:, None] + length - 1
+    positions = torch.arange(length)
+    offsets = positions - positions[:, None] + length - 1
     curve = torch.randn(2, 2 * length - 1, generator=generator, dtype=torch.float64)
     scores = curve[:, offsets] * mix + torch.randn(2, length, length, generator=generator, dtype=torch.float64)
     encoder = encoder_of("none")
     encoder.position = Planted(encoder.position.model, scores)
-    found = curve_share(encoder, tokens(length))
-    rows = nn.functional.one_hot(at.repeat_interleave(length), length)
+    share = curve_share(encoder, tokens(length))
+    rows = nn.functional.one_hot(positions.repeat_interleave(length), length)
     design = torch.cat((nn.functional.one_hot(offsets.flatten(), 2 * length - 1), rows), 1).double()
     target = scores.flatten(1).T
     residual = target - design @ torch.linalg.lstsq(design, target, driver="gelsd").solution
     total = (scores - scores.mean(-1, keepdim=True)).square().sum()
-    assert found == pytest.approx(float(1 - residual.square().sum() / total), abs=1e-6)
+    assert share == pytest.approx(float(1 - residual.square().sum() / total), abs=1e-6)
 
 
 def test_parameters_are_counted_at_berts_sizes_with_the_power_of_their_growth():
-    found = {name: parameter_growth(name) for name in ("tisa", "learned", "t5", "shaw", "synthesizer", "rope")}
-    assert {name: count for name, (count, _) in found.items()} == {
+    growth = {name: parameter_growth(name) for name in ("tisa", "learned", "t5", "shaw", "synthesizer", "rope")}
+    assert {name: count for name, (count, _) in growth.items()} == {
         "tisa": 12 * 12 * 15,
         "learned": 512 * 768,
         "t5": 12 * 32,
@@ -141,7 +141,7 @@ def test_parameters_are_counted_at_berts_sizes_with_the_power_of_their_growth():
         "synthesizer": 12 * 12 * 512**2,
         "rope": 0,
     }
-    powers = {name: power for name, (_, power) in found.items()}
+    powers = {name: power for name, (_, power) in growth.items()}
     assert powers == {"tisa": 0, "learned": 1, "t5": 0, "shaw": 0, "synthesizer": 2, "rope": 0}
     assert parameter_growth("tisa", num_kernels=1)[0] == 12 * 12 * 3
     assert parameter_growth("rope", sinks=True) == (12 * 12, 0)
@@ -185,14 +185,14 @@ class OneAfterTheOther(PositionMethod):
 
 def test_a_walk_from_position_to_position_is_counted():
     model = build_position("none", hidden_size=8, num_heads=2, max_length=64).model
-    short, long = (operations(OneAfterTheOther(model), length) for length in (16, 64))
+    short, long = (count_operations(OneAfterTheOther(model), length) for length in (16, 64))
     assert (long - short) % 48 == 0 < long - short
 
 
 def test_floater_alone_walks():
     def grows(name):
         sizes = {"hidden_size": 8, "num_heads": 2}
-        short, long = (operations(build_position(name, max_length=n, **sizes), n) for n in (8, 32))
+        short, long = (count_operations(build_position(name, max_length=n, **sizes), n) for n in (8, 32))
         return long > short
 
     assert [name for name in position_names() if grows(name)] == ["floater"]

@@ -13,7 +13,7 @@ from tests.golden import check, groups
 from whereformer.analysis import diagonals, toeplitz_part, toeplitzness
 from whereformer.analysis.toeplitz import from_diagonals
 
-GRAMS, FITS = groups("positions/analysis", ("random", "sinusoid", "noisy", "two", "one"), "fit")
+GRAMS, _FITS = groups("positions/analysis", ("random", "sinusoid", "noisy", "two", "one"), "fit")
 SIZES = st.integers(1, 12)
 
 
@@ -39,9 +39,9 @@ def test_golden(case):
     heads = case.config["H"]
     query, key = (stored[name].unflatten(1, (heads, -1)).transpose(0, 1) for name in ("Wq", "Wk"))
     for rows, scores, r2 in ((table, "F_pos", "r2_pos"), (table + mean, "F_avg", "r2_avg")):
-        found = (rows @ query) @ (rows @ key).mT
-        check(found, stored[scores], 1e-12)
-        check(toeplitzness(found), stored[r2], 1e-9)
+        actual = (rows @ query) @ (rows @ key).mT
+        check(actual, stored[scores], 1e-12)
+        check(toeplitzness(actual), stored[r2], 1e-9)
     check(means_of(stored["F_pos"]), stored["profile_pos"], 1e-12)
 
 
@@ -54,13 +54,13 @@ def test_diagonals_are_those_of_the_definition(n, batch, seed):
     index = torch.arange(n)[None, :] - torch.arange(n)[:, None] + n - 1
     part = means[..., index]
     check(toeplitz_part(matrix), part, 1e-12)
-    found = diagonals(matrix)
-    check(found.mean, means, 1e-12)
-    check(found.spread, slowly((matrix - part) ** 2).sqrt(), 1e-9)
-    rest, whole = ((x**2).sum((-1, -2)) for x in (matrix - part, matrix - matrix.mean((-1, -2), keepdim=True)))
-    expected = torch.where(whole > 0, 1 - rest / whole, 1.0)
+    measured = diagonals(matrix)
+    check(measured.mean, means, 1e-12)
+    check(measured.spread, slowly((matrix - part) ** 2).sqrt(), 1e-9)
+    rest, total = ((x**2).sum((-1, -2)) for x in (matrix - part, matrix - matrix.mean((-1, -2), keepdim=True)))
+    expected = torch.where(total > 0, 1 - rest / total, 1.0)
     check(toeplitzness(matrix), expected, 1e-9)
-    check(found.explained, expected, 1e-9)
+    check(measured.explained, expected, 1e-9)
 
 
 @given(SIZES, st.integers(0, 2**31), st.floats(1e-3, 1e3), st.floats(-100, 100))
@@ -73,8 +73,8 @@ def test_toeplitzness_keeps_to_its_laws(n, seed, scale, shift):
     matrix = torch.randn(n, n, dtype=torch.float64, generator=generator)
     share = toeplitzness(matrix)
     assert 0 <= share <= 1
-    for other in (scale * matrix + shift, matrix.mT, matrix.flip(-1, -2), -matrix):
-        check(toeplitzness(other), share, 1e-7)
+    for changed in (scale * matrix + shift, matrix.mT, matrix.flip(-1, -2), -matrix):
+        check(toeplitzness(changed), share, 1e-7)
     check(toeplitz_part(toeplitz_part(matrix)), toeplitz_part(matrix), 1e-12)
     check(means_of(matrix.mT), means_of(matrix).flip(-1), 1e-12)
 

@@ -3,16 +3,16 @@
 import pytest
 
 from whereformer import files
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 
 
 def load_documents(paths, column=None):
-    return ["".join(document) for document in Text(paths, column).documents()]
+    return ["".join(document) for document in TextSource(paths, column).documents()]
 
 
 def only_folder(cache):
-    [found] = [path for path in cache.iterdir() if path.is_dir()]
-    return found
+    [folder] = [path for path in cache.iterdir() if path.is_dir()]
+    return folder
 
 
 def contents(cache):

@@ -15,10 +15,10 @@ from whereformer.manifest import fingerprint, fingerprint_of_files
 
 @pytest.mark.slow
 def test_the_default_text_is_python_s_own_documentation():
-    found = corpus.default_documents()
-    assert sum(map(len, found)) > 1_000_000
-    assert any("Doc/reference" in document or "statement" in document for document in found)
-    assert all(document.strip() for document in found)
+    documents = corpus.default_documents()
+    assert sum(map(len, documents)) > 1_000_000
+    assert any("Doc/reference" in document or "statement" in document for document in documents)
+    assert all(document.strip() for document in documents)
 
 
 def test_every_format_is_read(tmp_path):
@@ -75,7 +75,7 @@ def test_a_folder_without_text_is_named(tmp_path):
 
 def split(paths):
     """The training and the held-out pages."""
-    text = corpus.Text(paths)
+    text = corpus.TextSource(paths)
     return [*text], [page for number, page in enumerate(text.pages()) if corpus.is_held_out(number)]
 
 
@@ -88,7 +88,7 @@ def test_the_split_keeps_every_character_once_and_is_always_the_same(tmp_path):
     total = sum(map(len, texts))
     assert sum(map(len, training)) + sum(map(len, held_out)) == total
     assert 0.05 < sum(map(len, held_out)) / total < 0.15
-    assert max(map(len, training)) <= corpus.PIECE
+    assert max(map(len, training)) <= corpus.PAGE_LENGTH
 
 
 def test_the_fingerprint_tells_texts_apart():
@@ -103,24 +103,24 @@ def test_the_fingerprint_of_files_is_that_of_their_bytes(tmp_path):
     for name in ("a.txt", "b.txt"):
         (tmp_path / name).write_text(name)
     a, b = tmp_path / "a.txt", tmp_path / "b.txt"
-    found = {fingerprint_of_files(*given) for given in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
-    assert len(found) == 4
-    before = corpus.Text([a]).fingerprint
+    fingerprints = {fingerprint_of_files(*files) for files in ([[a, b]], [[b, a]], [[a]], [[a, b], ["column"]])}
+    assert len(fingerprints) == 4
+    before = corpus.TextSource([a]).fingerprint
     moved = a.rename(tmp_path / "c.txt")
-    assert corpus.Text([moved]).fingerprint == before
+    assert corpus.TextSource([moved]).fingerprint == before
     status = moved.stat()
     moved.write_text("A.txt")
     os.utime(moved, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert corpus.Text([moved]).fingerprint != before
+    assert corpus.TextSource([moved]).fingerprint != before
 
 
 def test_a_column_needs_a_table(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("words")
     with pytest.raises(InputError, match=r"column: only for \.csv, \.tsv, .* files; .* none in .*a\.txt"):
-        corpus.Text([file], column="text")
+        corpus.TextSource([file], column="text")
     with pytest.raises(InputError, match=r"column: only for .* none in the documentation inside this Python"):
-        corpus.Text(column="text")
+        corpus.TextSource(column="text")
 
 
 def test_json_lines_have_one_text_column_and_may_miss_it(tmp_path):
@@ -152,7 +152,7 @@ def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 64])
 def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
-    monkeypatch.setattr(read, "BLOCK", size)
+    monkeypatch.setattr(read, "BLOCK_CHARACTERS", size)
     file = tmp_path / "a.txt"
     file.write_bytes("\ufeff \n caf\xe9 \u4e2d \U0001f600\r\nend".encode())
     assert load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
@@ -168,18 +168,18 @@ def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
 def test_pages_do_not_depend_on_the_parts_of_a_document(size):
     document = "\n\n".join("lorem ipsum " * count for count in range(150))
     parts = [document[start : start + size] for start in range(0, len(document), size)]
-    assert list(corpus.pages_of(parts)) == list(corpus.pages_of([document]))
+    assert list(corpus.split_pages(parts)) == list(corpus.split_pages([document]))
 
 
 def test_tables_are_read_row_by_row(tmp_path, monkeypatch):
-    monkeypatch.setattr(read, "ROWS", 2)
+    monkeypatch.setattr(read, "MAX_ROWS", 2)
     parquet.write_table(pa.table({"text": [str(row) for row in range(9)]}), tmp_path / "a.parquet", row_group_size=3)
     lines = "".join(json.dumps({"text": str(row)}) + "\n" for row in range(9, 12))
     (tmp_path / "b.jsonl").write_text(lines + "no JSON\n")
-    found = corpus.Text([tmp_path]).documents()
-    assert ["".join(next(found)) for _ in range(12)] == [str(row) for row in range(12)]
+    documents = corpus.TextSource([tmp_path]).documents()
+    assert ["".join(next(documents)) for _ in range(12)] == [str(row) for row in range(12)]
     with pytest.raises(InputError, match=r"b.jsonl, line 4: not JSON"):
-        next(found)
+        next(documents)
 
 
 @pytest.mark.parametrize("line", ['{"text": "a", "n": ' + "9" * 5000 + "}", "[" * 100_000 + "]" * 100_000])

@@ -15,10 +15,10 @@ from pyarrow import parquet
 from tests.data.harm import DAMAGE, contents, damage, load_documents, only_folder, stop_before_the_end
 from whereformer import files, manifest
 from whereformer.data import encode
-from whereformer.data.corpus import Text, is_held_out
+from whereformer.data.corpus import TextSource, is_held_out
 from whereformer.data.encode import TokenizerChoice, open_or_encode
-from whereformer.data.read import fetched
-from whereformer.data.streams import TokenFile, packed
+from whereformer.data.read import download
+from whereformer.data.streams import TokenFile, to_bytes
 from whereformer.data.tokenizers import check_predictable, fit_tokenizer
 from whereformer.errors import InputError
 from whereformer.manifest import fingerprint
@@ -28,7 +28,7 @@ CHOICE = TokenizerChoice(None, 120)
 
 @pytest.fixture(autouse=True)
 def _small_lots(monkeypatch):
-    monkeypatch.setattr(encode, "LOT", 2)
+    monkeypatch.setattr(encode, "CHUNK", 2)
 
 
 @pytest.fixture
@@ -40,54 +40,56 @@ def file(tmp_path):
     return path
 
 
-def made(file, cache, choice=CHOICE):
-    """The encoded text, and what was said."""
-    said = []
-    return open_or_encode(cache, Text([file]), choice, said.append), said
+def encode_file(file, cache, choice=CHOICE):
+    """The encoded text, and the messages."""
+    messages = []
+    return open_or_encode(cache, TextSource([file]), choice, messages.append), messages
 
 
-def whole(stream):
+def all_ids(stream):
     return stream[0 : len(stream)]
 
 
 def same(first, second):
     return all(
-        torch.equal(whole(getattr(first, part)), whole(getattr(second, part))) for part in ("training", "held_out")
+        torch.equal(all_ids(getattr(first, part)), all_ids(getattr(second, part))) for part in ("training", "held_out")
     )
 
 
 def test_the_cache_holds_the_ids_that_encoding_in_memory_gives(file, tmp_path):
-    encoded, said = made(file, tmp_path / "cache")
-    training, pages = [*Text([file])], [*Text([file]).pages()]
+    encoded, messages = encode_file(file, tmp_path / "cache")
+    training, pages = [*TextSource([file])], [*TextSource([file]).pages()]
     held_out = [page for page in pages if page not in training]
     tokenizer = fit_tokenizer(training, 120)
     assert encoded.tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
     for stream, pages in ((encoded.training, training), (encoded.held_out, held_out)):
-        found = tokenizer.backend_tokenizer.encode_batch(pages, add_special_tokens=False)
-        expected = torch.tensor([token for page in found for token in (*page.ids, encoded.vocabulary.sep)])
-        assert torch.equal(whole(stream), expected)
-        assert torch.equal(stream.counts(encoded.vocabulary.size), expected.bincount(minlength=encoded.vocabulary.size))
-    assert said == ["learning the vocabulary", "encoding the text"]
+        encodings = tokenizer.backend_tokenizer.encode_batch(pages, add_special_tokens=False)
+        expected = torch.tensor([token for page in encodings for token in (*page.ids, encoded.vocabulary.sep)])
+        assert torch.equal(all_ids(stream), expected)
+        assert torch.equal(
+            stream.count_ids(encoded.vocabulary.size), expected.bincount(minlength=encoded.vocabulary.size)
+        )
+    assert messages == ["learning the vocabulary", "encoding the text"]
 
 
 def test_an_interrupted_encoding_leaves_nothing_and_begins_again(file, tmp_path):
-    expected, _ = made(file, tmp_path / "whole")
-    stop_before_the_end(lambda: made(file, tmp_path / "cache"))
+    expected, _ = encode_file(file, tmp_path / "whole")
+    stop_before_the_end(lambda: encode_file(file, tmp_path / "cache"))
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    again, _ = made(file, tmp_path / "cache")
+    again, _ = encode_file(file, tmp_path / "cache")
     assert same(expected, again)
     assert contents(tmp_path / "cache") == contents(tmp_path / "whole")
 
 
 def test_what_a_killed_command_left_is_not_taken_for_an_encoding(file, tmp_path):
-    expected, _ = made(file, tmp_path / "cache")
+    expected, _ = encode_file(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     before = contents(tmp_path / "cache")
     partial = folder.with_name(folder.name + ".partial")
     folder.rename(partial)
     damage(partial / "training.ids", "longer")
     (partial / "other").write_text("left")
-    again, _ = made(file, tmp_path / "cache")
+    again, _ = encode_file(file, tmp_path / "cache")
     assert same(expected, again)
     assert contents(tmp_path / "cache") == before
 
@@ -95,28 +97,28 @@ def test_what_a_killed_command_left_is_not_taken_for_an_encoding(file, tmp_path)
 @pytest.mark.parametrize("name", ["training.ids", "held_out.ids", "manifest.json", "tokenizer.json"])
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_cache_is_noticed_and_mended(file, tmp_path, name, kind):
-    expected, _ = made(file, tmp_path / "cache")
+    expected, _ = encode_file(file, tmp_path / "cache")
     before = contents(tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     damage(folder / name, kind)
-    again, said = made(file, tmp_path / "cache")
+    again, messages = encode_file(file, tmp_path / "cache")
     assert same(expected, again)
-    assert said[0].startswith(f"{folder} is damaged (")
-    assert "manifest" in said[0] or name in said[0]
+    assert messages[0].startswith(f"{folder} is damaged (")
+    assert "manifest" in messages[0] or name in messages[0]
     assert contents(tmp_path / "cache") == before
 
 
 @pytest.mark.parametrize("change", ["content", "time"])
 def test_a_changed_text_is_noticed(file, tmp_path, change):
     """Also one that has the size and the time of the other."""
-    first, _ = made(file, tmp_path / "cache")
+    first, _ = encode_file(file, tmp_path / "cache")
     if change == "content":
         file.write_text(file.read_text().replace("cats", "rats"))
         os.utime(file, (1e9, 1e9))
     else:
         file.touch()
-    again, said = made(file, tmp_path / "cache")
-    assert (said == []) == (change == "time")
+    again, messages = encode_file(file, tmp_path / "cache")
+    assert (messages == []) == (change == "time")
     assert same(first, again) == (change == "time")
     assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == (1 if change == "time" else 2)
 
@@ -124,15 +126,15 @@ def test_a_changed_text_is_noticed(file, tmp_path, change):
 def test_a_text_that_changes_while_it_is_encoded_is_refused(file, tmp_path, monkeypatch):
     real = encode.fit_tokenizer
 
-    def change_meanwhile(*given):
+    def change_meanwhile(*arguments):
         file.write_text(file.read_text() + "\nmore of it")
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(encode, "fit_tokenizer", change_meanwhile)
     with pytest.raises(InputError, match="the text changed while it was read"):
-        made(file, tmp_path / "cache")
+        encode_file(file, tmp_path / "cache")
     monkeypatch.setattr(encode, "fit_tokenizer", real)
-    assert len(made(file, tmp_path / "cache")[0].training)
+    assert len(encode_file(file, tmp_path / "cache")[0].training)
 
 
 def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
@@ -149,7 +151,7 @@ def test_a_text_that_is_too_short_to_hold_some_out(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("a short text")
     with pytest.raises(InputError, match="too little text to hold some out, expected more than 20000 characters"):
-        made(file, tmp_path / "cache")
+        encode_file(file, tmp_path / "cache")
 
 
 def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):
@@ -158,19 +160,19 @@ def test_no_more_of_a_text_is_read_than_is_asked_for(tmp_path, monkeypatch):
     file.write_text("a word and another word\n" * 200_000)
     with file.open("ab") as end:
         end.write(b"\xff")  # which would be refused if it were read
-    assert next(Text([file]).pages()).startswith("a word")
+    assert next(TextSource([file]).pages()).startswith("a word")
 
 
 def test_a_slice_of_a_file_is_its_ids(tmp_path):
     ids, path = [0, 70_000, 5], tmp_path / "a.ids"
-    path.write_bytes(packed(ids))
+    path.write_bytes(to_bytes(ids))
     stream = TokenFile(path)
     assert len(stream) == 3
     assert stream[0:3].tolist() == ids
     assert stream[1:99].tolist() == ids[1:]
     assert stream[3:5].tolist() == []
     assert stream[0:3].dtype == torch.long
-    assert stream.counts(70_001).nonzero().flatten().tolist() == sorted(ids)
+    assert stream.count_ids(70_001).nonzero().flatten().tolist() == sorted(ids)
     with pytest.raises(ValueError, match="without a step"):
         stream[0:3:2]
 
@@ -188,47 +190,47 @@ def hub(tmp_path, monkeypatch):
 def test_data_sets_of_the_hub_are_read_where_their_library_keeps_them(hub, tmp_path):
     text = "one \ud83d\ude00".encode("utf-16", "surrogatepass").decode("utf-16")
     parquet.write_table(pa.table({"text": [text, "two", None], "n": [1, 2, 3]}), hub / "train.parquet")
-    said = []
-    paths = fetched([f"hub:{hub}", "other.txt"], said.append)
+    messages = []
+    paths = download([f"hub:{hub}", "other.txt"], messages.append)
     assert paths[-1] == "other.txt"
     assert load_documents(paths[:-1]) == ["one \U0001f600", "two"]
-    assert said == [f"getting hub:{hub}"]
-    assert fetched([f"hub:{hub}"], print) == paths[:-1]
+    assert messages == [f"downloading hub:{hub}"]
+    assert download([f"hub:{hub}"], print) == paths[:-1]
     assert all(path.startswith(str(tmp_path / "library")) for path in paths[:-1])
     with pytest.raises(InputError, match=r"data: cannot read hub:.*from the Hugging Face Hub"):
-        fetched([f"hub:{tmp_path / 'gone'}"], print)
+        download([f"hub:{tmp_path / 'gone'}"], print)
     with pytest.raises(InputError, match="expected hub:NAME, hub:NAME:CONFIG"):
-        fetched(["hub:"], print)
+        download(["hub:"], print)
 
 
-@pytest.mark.parametrize("place", [(files, "move_folder"), (encode, "packed")])
-def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, place):
-    def full(*given):
+@pytest.mark.parametrize("function", [(files, "move_folder"), (encode, "to_bytes")])
+def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, function):
+    def full(*arguments):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(*place, full)
+        patched.setattr(*function, full)
         with pytest.raises(InputError, match=r"^cannot write .*/ids-.*: no space left on the disk; make room"):
-            made(file, tmp_path / "cache")
+            encode_file(file, tmp_path / "cache")
     assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    assert len(made(file, tmp_path / "cache")[0].training)
+    assert len(encode_file(file, tmp_path / "cache")[0].training)
 
 
 def test_a_text_that_another_version_encoded_is_encoded_again_or_used_knowingly(file, tmp_path, monkeypatch):
-    cache, said, asked = tmp_path / "cache", [], []
-    expected, _ = made(file, cache)
+    cache, messages, versions = tmp_path / "cache", [], []
+    expected, _ = encode_file(file, cache)
     older = only_folder(cache)
     version = manifest.version(older)
     assert older.name.endswith(f"-{version}")
     before = {path: path.read_bytes() for path in older.iterdir()}
     monkeypatch.setattr(encode, "this_version", lambda: "9.9.9")
-    kept = open_or_encode(cache, Text([file]), CHOICE, said.append, lambda version: asked.append(version) or True)
-    assert said == [f"using {older}, which whereformer {version} encoded"]
-    assert asked == [version]
-    assert kept.training.path.parent == older
-    again, said = made(file, cache)
+    old = open_or_encode(cache, TextSource([file]), CHOICE, messages.append, lambda name: versions.append(name) or True)
+    assert messages == [f"using {older}, which whereformer {version} encoded"]
+    assert versions == [version]
+    assert old.training.path.parent == older
+    again, messages = encode_file(file, cache)
     line = f"{older} is of whereformer {version}; encoding the text again (--keep-versions uses it)"
-    assert said == [line, "learning the vocabulary", "encoding the text"]
+    assert messages == [line, "learning the vocabulary", "encoding the text"]
     assert again.training.path.parent.name == older.name.replace(version, "9.9.9")
     assert same(expected, again)
     assert before == {path: path.read_bytes() for path in older.iterdir()}  # another command may be reading them
@@ -236,21 +238,21 @@ def test_a_text_that_another_version_encoded_is_encoded_again_or_used_knowingly(
 
 @pytest.mark.parametrize("facts", [{}, {"guessing": "x"}, {"guessing": 1.0, "more": 2}])
 def test_forged_facts_of_a_text_are_damage(facts, file, tmp_path):
-    expected, _ = made(file, tmp_path / "cache")
+    expected, _ = encode_file(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     manifest.write(folder, facts)
-    again, said = made(file, tmp_path / "cache")
-    assert said[0] == f"{folder} is damaged (its manifest.json has something else); encoding it again"
+    again, messages = encode_file(file, tmp_path / "cache")
+    assert messages[0] == f"{folder} is damaged (its manifest.json has something else); encoding it again"
     assert again.guessing == expected.guessing
 
 
 def test_what_cannot_be_replaced_is_refused_before_a_text_is_encoded(file, tmp_path):
-    made(file, tmp_path / "cache")
+    encode_file(file, tmp_path / "cache")
     folder = only_folder(tmp_path / "cache")
     shutil.rmtree(folder)
     folder.touch()
     with pytest.raises(InputError, match="expected a folder or nothing, got a file"):
-        made(file, tmp_path / "cache", TokenizerChoice(None, 120))
+        encode_file(file, tmp_path / "cache", TokenizerChoice(None, 120))
 
 
 DNA = "".join(random.Random(0).choice("ACGT") for _ in range(60_000))
@@ -270,10 +272,10 @@ def test_a_text_of_unknown_words_is_refused_with_their_share(parts, share, tmp_p
     file = tmp_path / "text.txt"
     file.write_text("\n\n".join(parts))
     if share is None:
-        made(file, tmp_path / "cache")
+        encode_file(file, tmp_path / "cache")
         return
     with pytest.raises(InputError, match=rf"^data: too little to predict in the {share}.* of its tokens are \[UNK\]"):
-        made(file, tmp_path / "cache")
+        encode_file(file, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("ids-*"))
 
 
@@ -282,7 +284,7 @@ def test_a_held_out_part_of_unknown_words_is_refused(tmp_path):
     pages = [(DNA if is_held_out(number) else ENGLISH)[:3000] for number in range(20)]
     file.write_text("\n\n".join(pages))
     with pytest.raises(InputError, match=r"^data: too little to predict in the held-out text: "):
-        made(file, tmp_path / "cache")
+        encode_file(file, tmp_path / "cache")
 
 
 def test_a_text_of_special_tokens_has_nothing_to_predict():
@@ -298,9 +300,9 @@ def test_a_text_of_special_tokens_has_nothing_to_predict():
 
 def test_a_stream_is_opened_by_text(tmp_path, monkeypatch):
     """C code that asks a path for its text takes Ctrl-C there for an error of its own, which would be a traceback."""
-    (tmp_path / "training.ids").write_bytes(packed([1, 2, 3]))
+    (tmp_path / "training.ids").write_bytes(to_bytes([1, 2, 3]))
     stream, real = TokenFile(tmp_path / "training.ids"), numpy.fromfile
     monkeypatch.setattr(
-        numpy, "fromfile", lambda file, *more, **options: real({str: file}[type(file)], *more, **options)
+        numpy, "fromfile", lambda file, *arguments, **options: real({str: file}[type(file)], *arguments, **options)
     )
     assert stream[1:].tolist() == [2, 3]

@@ -8,10 +8,10 @@ import pytest
 from pyarrow import parquet
 
 from tests.data.harm import load_documents
+from whereformer.data import glue
 from whereformer.data import read as tables
 from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError, one_line
-from whereformer.recipes import glue
 
 READ = {
     "a NUL": b"a,b,label\nx\0,y,0\nz,w,1\n",
@@ -90,7 +90,7 @@ def test_a_cell_that_is_too_long_says_what_to_do(tmp_path, good):
 
 def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
     """It may take little room in the file, and much more in a tokenizer than in the table."""
-    monkeypatch.setattr(tables, "MOST_CELL", 1000)
+    monkeypatch.setattr(tables, "MAX_CELL", 1000)
     table = pa.table({"text": ["a short one", "x" * 1001], "label": [0, 1]})
     for suffix in (".parquet", ".jsonl"):
         file = tmp_path / f"t{suffix}"
@@ -107,7 +107,7 @@ def test_a_cell_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
 
 def test_long_cells_that_compress_well_are_read_one_at_a_time(tmp_path, monkeypatch):
     """One cell in the file may be all of the rows that are read together."""
-    monkeypatch.setattr(tables, "MOST_BATCH", 100_000)
+    monkeypatch.setattr(tables, "MAX_BATCH_BYTES", 100_000)
     file = tmp_path / "t.parquet"
     parquet.write_table(pa.table({"text": ["x" * 50_000] * 9}), file, dictionary_pagesize_limit=1 << 20)
     assert file.stat().st_size < 10_000
@@ -129,7 +129,7 @@ def test_offsets_of_cells_that_lie_are_one_line(tmp_path):
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl"])
 def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, monkeypatch, suffix):
-    monkeypatch.setattr(tables, "MOST_LINE", 1000)
+    monkeypatch.setattr(tables, "MAX_LINE", 1000)
     file = tmp_path / f"t{suffix}"
     with file.open("wb") as hole:
         hole.truncate(1 << 40)

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from tests.data.harm import contents, damage, only_folder
 from tests.data.test_parallel import held_out_in_memory
 from tests.recipes.parallel_text import pairs as some_pairs
 from whereformer.data import parallel, subwords
@@ -20,7 +19,7 @@ VOCABULARY = 320
 
 @pytest.fixture(autouse=True)
 def _small_lots(monkeypatch):
-    monkeypatch.setattr(subwords, "LOT", 64)
+    monkeypatch.setattr(subwords, "CHUNK", 64)
 
 
 def lines():
@@ -41,61 +40,49 @@ def data(tmp_path):
     return Pairs("data", files)
 
 
-def made(data, cache, validation=None, vocabulary=VOCABULARY):
-    """The encoded pairs, and what was said."""
-    said, parts = [], {"training": data, "held_out": validation}
+def encode_pairs(data, cache, validation=None, vocabulary=VOCABULARY):
+    """The encoded pairs, and the messages."""
+    messages, parts = [], {"training": data, "held_out": validation}
     if validation is None:
         parts = {name: replace(data, held_out=name == "held_out") for name in parts}
-    return parallel.open_or_encode(cache, parts, parallel.fingerprint(parts), vocabulary, said.append), said
+    return parallel.open_or_encode(cache, parts, parallel.fingerprint(parts), vocabulary, messages.append), messages
 
 
 def listed(rows):
     return [[part.tolist() for part in rows[row]] for row in range(len(rows))]
 
 
-@pytest.mark.parametrize("own", [False, True])
-def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, own):
-    (encoded, found_tokenizer), said = made(data, tmp_path / "cache", data if own else None)
+@pytest.mark.parametrize("has_validation", [False, True])
+def test_the_cache_holds_the_rows_that_encoding_in_memory_gives(data, tmp_path, has_validation):
+    (encoded, saved_tokenizer), messages = encode_pairs(data, tmp_path / "cache", data if has_validation else None)
     all_pairs = [*zip(*lines(), strict=True)]
-    rows = (range(len(all_pairs)),) * 2 if own else held_out_in_memory(all_pairs)
+    rows = (range(len(all_pairs)),) * 2 if has_validation else held_out_in_memory(all_pairs)
     parts = [[all_pairs[row] for row in part] for part in rows]
     full = [pair for pair in parts[0] if parallel.has_text(*pair)]
     tokenizer = subwords.fit([pair[side] for side in (0, 1) for pair in full], VOCABULARY)
-    assert found_tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
-    for found, part in zip(encoded.values(), parts, strict=True):
+    assert saved_tokenizer.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    for encoded_part, part in zip(encoded.values(), parts, strict=True):
         sides = [[*subwords.encode(tokenizer, [pair[side] for pair in part])] for side in (0, 1)]
         expected = [
             [side[row] for side in sides] if parallel.has_text(*pair) else [[], []] for row, pair in enumerate(part)
         ]
-        assert listed(found) == expected
-        assert found.lengths.tolist() == [[len(line) for line in row] for row in expected]
-        some = torch.tensor([2, 0, 2])
-        assert listed(found.chosen(some)) == [expected[row] for row in some]
-    assert said == ["learning the vocabulary", "encoding the text"]
-
-
-def test_a_whole_cache_is_opened_and_a_damaged_one_is_mended(data, tmp_path):
-    (first, _), _ = made(data, tmp_path / "cache")
-    before = contents(tmp_path / "cache")
-    (again, _), said = made(data, tmp_path / "cache")
-    assert said == []
-    assert listed(first["training"]) == listed(again["training"])
-    damage(only_folder(tmp_path / "cache") / "held_out.lengths", "flipped")
-    _, said = made(data, tmp_path / "cache")
-    assert "held_out.lengths" in said[0]
-    assert contents(tmp_path / "cache") == before
+        assert listed(encoded_part) == expected
+        assert encoded_part.lengths.tolist() == [[len(line) for line in row] for row in expected]
+        chosen = torch.tensor([2, 0, 2])
+        assert listed(encoded_part.select(chosen)) == [expected[row] for row in chosen]
+    assert messages == ["learning the vocabulary", "encoding the text"]
 
 
 def test_another_text_or_vocabulary_has_an_entry_of_its_own(data, tmp_path):
     cache = tmp_path / "cache"
-    first, _ = made(data, cache)
-    _, said = made(data, cache, vocabulary=330)
-    assert said == ["learning the vocabulary", "encoding the text"]
-    made(data, cache, validation=data)
+    first, _ = encode_pairs(data, cache)
+    _, messages = encode_pairs(data, cache, vocabulary=330)
+    assert messages == ["learning the vocabulary", "encoding the text"]
+    encode_pairs(data, cache, validation=data)
     data.files[1].write_text(data.files[1].read_text().replace("Ücat", "Ürat"))
     os.utime(data.files[1], (1e9, 1e9))
-    other, _ = made(data, cache)
-    one, another = (tokenizer.decode(encoded["training"][3][1]) for encoded, tokenizer in (first, other))
+    second, _ = encode_pairs(data, cache)
+    one, another = (tokenizer.decode(encoded["training"][3][1]) for encoded, tokenizer in (first, second))
     assert one != another
     assert len([path for path in cache.iterdir() if path.is_dir()]) == 4
 
@@ -108,30 +95,30 @@ def test_columns_and_the_part_that_a_file_belongs_to_decide_which_text_it_is(tmp
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
         os.utime(file, (1e9, 1e9))
         tables.append(file)
-    found = [
-        made(Pairs("data", tuple(tables[:2]), "en,de"), tmp_path, Pairs("data", (tables[2],))),
-        made(Pairs("data", tuple(tables[:1]), "en,de"), tmp_path, Pairs("data", tuple(tables[1:]))),
-        made(Pairs("data", tuple(tables[:1]), "de,en"), tmp_path, Pairs("data", tuple(tables[1:]))),
+    results = [
+        encode_pairs(Pairs("data", tuple(tables[:2]), "en,de"), tmp_path, Pairs("data", (tables[2],))),
+        encode_pairs(Pairs("data", tuple(tables[:1]), "en,de"), tmp_path, Pairs("data", tuple(tables[1:]))),
+        encode_pairs(Pairs("data", tuple(tables[:1]), "de,en"), tmp_path, Pairs("data", tuple(tables[1:]))),
     ]
-    assert [[*map(len, encoded.values())] for (encoded, _), _ in found] == [[14, 7], [7, 14], [7, 14]]
-    sources = [tokenizer.decode(encoded["training"][0][0]) for (encoded, tokenizer), _ in found]
+    assert [[*map(len, encoded.values())] for (encoded, _), _ in results] == [[14, 7], [7, 14], [7, 14]]
+    sources = [tokenizer.decode(encoded["training"][0][0]) for (encoded, tokenizer), _ in results]
     assert sources == ["a 0</s>", "a 0</s>", "aen</s>"]
 
 
 def test_a_text_that_changes_while_it_is_encoded_is_refused(data, tmp_path, monkeypatch):
     real = subwords.fit
 
-    def change_meanwhile(*given):
-        found = real(*given)
+    def change_meanwhile(*arguments):
+        tokenizer = real(*arguments)
         for file in data.files:
             file.write_text(file.read_text() + "one more\n")
-        return found
+        return tokenizer
 
     monkeypatch.setattr(subwords, "fit", change_meanwhile)
     with pytest.raises(InputError, match=r"^data: the text changed while it was read"):
-        made(data, tmp_path / "cache")
+        encode_pairs(data, tmp_path / "cache")
     monkeypatch.setattr(subwords, "fit", real)
-    assert len(made(data, tmp_path / "cache")[0][0]["training"]) == 288
+    assert len(encode_pairs(data, tmp_path / "cache")[0][0]["training"]) == 288
 
 
 def as_second_process(patched):
@@ -140,11 +127,13 @@ def as_second_process(patched):
 
 
 def test_only_the_main_process_writes_to_a_cache(data, tmp_path, monkeypatch):
-    (expected, _), _ = made(data, tmp_path / "cache")
+    (expected, _), _ = encode_pairs(data, tmp_path / "cache")
     as_second_process(monkeypatch)
-    assert listed(made(data, tmp_path / "cache")[0][0]["training"]) == listed(expected["training"])
-    with pytest.raises(InputError, match=r"^cache: .* lacks what the main process has written to it"):
-        made(data, tmp_path / "elsewhere")
+    (again, _), messages = encode_pairs(data, tmp_path / "cache")
+    assert listed(again["training"]) == listed(expected["training"])
+    assert messages == []
+    with pytest.raises(InputError, match=r"^cache: .* lacks files that the main process wrote"):
+        encode_pairs(data, tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
 
 

@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from whereformer.data import parallel
 from whereformer.data.parallel import Pairs
-from whereformer.data.read import lines_of, read_lines
+from whereformer.data.read import decode_lines, read_lines
 from whereformer.errors import InputError
 
 ENGLISH = ['He said "yes', "a\u2028b\x85c", "", "tab less", "last"]
@@ -61,8 +61,8 @@ def test_a_mark_at_the_beginning_and_a_missing_line_feed_at_the_end(tmp_path):
     assert [*read_lines("source", file)] == ["one", "two"]
     file.write_bytes(b"one\n\n")
     assert [*read_lines("source", file)] == ["one", ""]
-    for nothing in (b"", b"\xef\xbb\xbf"):
-        file.write_bytes(nothing)
+    for empty in (b"", b"\xef\xbb\xbf"):
+        file.write_bytes(empty)
         assert [*read_lines("source", file)] == []
 
 
@@ -71,14 +71,14 @@ def test_lines_come_back_as_they_were_written(lines):
     data = "".join(f"{line}\n" for line in lines).encode()
     assume_no_mark = data.removeprefix(b"\xef\xbb\xbf")
     expected = assume_no_mark.decode().split("\n")[:-1]
-    assert [*lines_of("source", "text", io.BytesIO(data))] == expected
+    assert [*decode_lines("source", "text", io.BytesIO(data))] == expected
 
 
 @pytest.mark.parametrize("kind", [".parquet", ".jsonl", ".csv", ".tsv"])
 @pytest.mark.parametrize("columns", ["en,de", "de, en"])
 def test_tables_give_both_columns_in_the_order_asked_for(tmp_path, kind, columns):
-    found = load_pairs(Pairs("data", (table(tmp_path, kind),), columns))
-    assert found == ((ENGLISH, GERMAN) if columns == "en,de" else (GERMAN, ENGLISH))
+    lines = load_pairs(Pairs("data", (table(tmp_path, kind),), columns))
+    assert lines == ((ENGLISH, GERMAN) if columns == "en,de" else (GERMAN, ENGLISH))
 
 
 def test_several_tables_follow_one_another(tmp_path):
@@ -95,19 +95,19 @@ def test_two_columns_need_no_names_and_nothing_is_an_empty_line(tmp_path):
 def held_out_in_memory(pairs):
     """The rows to train on and those held out, from lists of all rows."""
     full = [row for row, pair in enumerate(pairs) if all(line.strip() for line in pair)]
-    held_out = full[:: parallel.EVERY][: parallel.HELD_OUT]
+    held_out = full[:: parallel.HELD_OUT_EVERY][: parallel.MAX_HELD_OUT]
     return [row for row in range(len(pairs)) if row not in held_out], held_out
 
 
-@pytest.mark.parametrize(("most", "empty"), [(2000, ""), (2000, " "), (3, "")])
-def test_pairs_with_text_are_held_out_the_same_ones_every_time(tmp_path, monkeypatch, most, empty):
-    monkeypatch.setattr(parallel, "HELD_OUT", most)
+@pytest.mark.parametrize(("limit", "empty"), [(2000, ""), (2000, " "), (3, "")])
+def test_pairs_with_text_are_held_out_the_same_ones_every_time(tmp_path, monkeypatch, limit, empty):
+    monkeypatch.setattr(parallel, "MAX_HELD_OUT", limit)
     lines = [[empty if n % 7 == k else f"{side}{n}" for n in range(200)] for side, k in (("s", 3), ("t", 5))]
     pairs = [*zip(*lines, strict=True)]
     parts = [replace(aligned(tmp_path, *lines), held_out=held_out) for held_out in (False, True)]
     expected = [[pairs[row] for row in rows] for rows in held_out_in_memory(pairs)]
     assert [[*part] for part in parts] == [[*part] for part in parts] == expected
-    assert len(expected[1]) == min(most, -(-142 // 20))
+    assert len(expected[1]) == min(limit, -(-142 // 20))
 
 
 @pytest.mark.parametrize(

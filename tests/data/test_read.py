@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
 from whereformer.data import read
-from whereformer.data.read import documents_in
+from whereformer.data.read import read_documents
 from whereformer.errors import InputError
 
 KINDS = (".csv", ".tsv", ".jsonl", ".parquet")
@@ -37,7 +37,7 @@ def test_all_kinds_hold_the_same_rows(tmp_path_factory, rows):
     columns = dict(zip(("a", "b", "n"), map(list, zip(*rows, strict=True)), strict=True))
     folder = tmp_path_factory.mktemp("tables")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(read, "ROWS", 2)
+        patched.setattr(read, "MAX_ROWS", 2)
         for kind in KINDS:
             table = read.Table("data", write(folder / f"t{kind}", columns))
             assert table.names == ["a", "b", "n"]
@@ -61,7 +61,7 @@ def test_rows_may_lack_what_others_have(tmp_path):
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.string_view(), pa.dictionary(pa.int8(), pa.string())])
 def test_text_has_many_types_in_parquet(tmp_path, kind):
     parquet.write_table(pa.table({"n": [1, 2], "t": pa.array(["a", "b"]).cast(kind)}), tmp_path / "a.parquet")
-    assert [list(document) for document in documents_in(tmp_path / "a.parquet", "t")] == [["a"], ["b"]]
+    assert [list(document) for document in read_documents(tmp_path / "a.parquet", "t")] == [["a"], ["b"]]
 
 
 def test_quotation_marks_are_text_where_that_is_asked_for(tmp_path):
@@ -83,19 +83,19 @@ def raw(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("a.parquet", r"': 'utf-8' codec can't decode"), ("a.jsonl", r", line 1: not UTF-8 text \(")],
 )
-def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, said):
+def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, message):
     file = tmp_path / name
     if file.suffix == ".parquet":
         parquet.write_table(pa.table({"text": raw(LATIN), "label": [1]}), file)
     else:
         file.write_bytes(b'{"text": "' + LATIN + b'", "label": 1}\n')
-    with pytest.raises(InputError, match=rf"^train: .*{name}{said}"):
+    with pytest.raises(InputError, match=rf"^train: .*{name}{message}"):
         deque(read.Table("train", file).rows(["text"]))
-    with pytest.raises(InputError, match=rf"^data: .*{name}{said}"):
-        list(documents_in(file))
+    with pytest.raises(InputError, match=rf"^data: .*{name}{message}"):
+        list(read_documents(file))
 
 
 @pytest.mark.parametrize(("number", "kind"), [(2**40, pa.timestamp("s")), (2**62, pa.duration("s"))])
@@ -105,4 +105,4 @@ def test_dates_that_python_cannot_express_are_refused(tmp_path, number, kind):
     with pytest.raises(InputError, match=r"^train: cannot read .*a\.parquet': "):
         deque(read.Table("train", file).rows(["day"]))
     # Pages of text are read from their own column alone.
-    assert [list(document) for document in documents_in(file)] == [["a"]]
+    assert [list(document) for document in read_documents(file)] == [["a"]]

@@ -65,6 +65,6 @@ def test_the_vocabulary_is_the_same_in_every_process():
         "s, t = pairs(); text = subwords.fit(s + t, 400).backend_tokenizer.to_str(); "
         "print(hashlib.sha256(text.encode()).hexdigest())"
     )
-    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
-    here = subwords.fit([line for side in pairs() for line in side], 400).backend_tokenizer.to_str()
-    assert there == hashlib.sha256(here.encode()).hexdigest()
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+    expected = subwords.fit([line for side in pairs() for line in side], 400).backend_tokenizer.to_str()
+    assert printed == hashlib.sha256(expected.encode()).hexdigest()

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer, models
 from whereformer.data import corpus, windows
 from whereformer.data.tokenizers import (
     Vocabulary,
+    build_vocabulary,
     fit_tokenizer,
     load_tokenizer,
-    trained_vocabulary,
-    vocabulary_of,
+    read_vocabulary,
 )
 from whereformer.errors import InputError
 
@@ -23,8 +23,8 @@ TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] 
 
 def test_a_trained_tokenizer_puts_cls_and_sep_around_text_and_decodes():
     tokenizer = fit_tokenizer(TEXTS, 100)
-    vocabulary = vocabulary_of(tokenizer, "vocab_size")
-    assert vocabulary == trained_vocabulary(len(tokenizer))
+    vocabulary = read_vocabulary(tokenizer, "vocab_size")
+    assert vocabulary == build_vocabulary(len(tokenizer))
     ids = tokenizer("The cat")["input_ids"]
     assert (ids[0], ids[-1]) == (vocabulary.cls, vocabulary.sep)
     assert tokenizer.decode(ids, skip_special_tokens=True) == "the cat"
@@ -61,10 +61,10 @@ def test_the_vocabulary_is_the_same_in_every_process():
         "texts = corpus.__doc__, windows.__doc__, open(windows.__file__).read(), open(corpus.__file__).read()\n"
         "print(fit_tokenizer(texts, 600).backend_tokenizer.to_str())"
     )
-    there = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
     texts = corpus.__doc__, windows.__doc__, Path(windows.__file__).read_text(), Path(corpus.__file__).read_text()
-    assert there == fit_tokenizer(texts, 600).backend_tokenizer.to_str()
-    assert len(there) > 1000
+    assert printed == fit_tokenizer(texts, 600).backend_tokenizer.to_str()
+    assert len(printed) > 1000
 
 
 def roberta_like(folder):
@@ -91,7 +91,7 @@ def roberta_like(folder):
 def test_special_tokens_are_found_by_what_they_are(tmp_path):
     words = roberta_like(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
-    vocabulary = vocabulary_of(tokenizer, "tokenizer")
+    vocabulary = read_vocabulary(tokenizer, "tokenizer")
     assert vocabulary == Vocabulary(words + 5, words + 4, words + 3, words + 2, words, tuple(range(words, words + 5)))
     assert len(tokenizer.backend_tokenizer.encode(TEXTS[0], add_special_tokens=False)) == 6  # not truncated
 

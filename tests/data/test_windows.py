@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whereformer.data.encode import unigram_entropy
-from whereformer.data.streams import TokenFile, packed
-from whereformer.data.tokenizers import MASK, Vocabulary, trained_vocabulary
-from whereformer.data.windows import IGNORED, Stage, Windows, _order, growing, mask_tokens
+from whereformer.data.streams import TokenFile, to_bytes
+from whereformer.data.tokenizers import MASK, Vocabulary, build_vocabulary
+from whereformer.data.windows import IGNORED, Stage, Windows, _order, growing_stages, mask_tokens
 from whereformer.errors import InputError
 
 VOCABULARY = Vocabulary(2000, pad=1999, cls=1, sep=2, mask=3, special=(1, 2, 3, 1999))
@@ -28,16 +28,16 @@ def text_of(batch):
 
 def test_masking_follows_bert():
     tokens = stream(200_000).view(-1, 100)
-    inputs, labels = mask_tokens(tokens, 0.15, trained_vocabulary(100), torch.Generator().manual_seed(1))
+    inputs, labels = mask_tokens(tokens, 0.15, build_vocabulary(100), torch.Generator().manual_seed(1))
     chosen = labels != IGNORED
     assert (chosen.sum(1) == 15).all()
     assert torch.equal(labels[chosen], tokens[chosen])
     assert torch.equal(inputs[~chosen], tokens[~chosen])
     masked = inputs[chosen] == MASK
-    kept = inputs[chosen] == tokens[chosen]
+    unchanged = inputs[chosen] == tokens[chosen]
     assert masked.float().mean() == pytest.approx(0.8, abs=0.01)
     # One random token in 95 is the right one.
-    assert kept.float().mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
+    assert unchanged.float().mean() == pytest.approx(0.1 + 0.1 / 95, abs=0.01)
     assert inputs.min() >= MASK
 
 
@@ -61,19 +61,19 @@ def test_windows_are_at_places_that_each_pass_orders_anew(length, rows, in_file,
     """One window after another, by its number in the stage, from a tensor or a file; a step may read several passes."""
     tokens = stream(1000)
     path = tmp_path / "tokens"
-    path.write_bytes(packed(tokens.tolist()))
-    drawn = replace(
+    path.write_bytes(to_bytes(tokens.tolist()))
+    windows = replace(
         WINDOWS, stream=TokenFile(path) if in_file else tokens, stages=[Stage(12, 2, 3), Stage(length, 9, rows)]
     )
     body = length - 1
-    windows = max(1, len(tokens) // body - 1)
+    num_windows = max(1, len(tokens) // body - 1)
     for step in range(2, 11):
         starts = []
         for number in range((step - 2) * rows, (step - 1) * rows):
-            order, shift = _order(drawn.seed, 1, number // windows, windows, len(tokens) - windows * body)
-            starts.append(int(order[number % windows]) * body + shift)
+            order, shift = _order(windows.seed, 1, number // num_windows, num_windows, len(tokens) - num_windows * body)
+            starts.append(int(order[number % num_windows]) * body + shift)
         expected = torch.stack([tokens[start : start + body] for start in starts])
-        assert torch.equal(text_of(drawn.batch(step))[:, 1:], expected)
+        assert torch.equal(text_of(windows.batch(step))[:, 1:], expected)
 
 
 def test_a_window_is_cls_and_text_and_what_ends_it():
@@ -99,19 +99,19 @@ def test_hidden_masks_are_not_attended_to():
 
 
 def test_a_batch_depends_on_the_step_and_the_seed_alone():
-    first, again, other = WINDOWS.batch(7), WINDOWS.batch(7), replace(WINDOWS, seed=1).batch(7)
-    assert all(torch.equal(each, again[name]) for name, each in first.items())
+    first, again, of_other_seed = WINDOWS.batch(7), WINDOWS.batch(7), replace(WINDOWS, seed=1).batch(7)
+    assert all(torch.equal(tensor, again[name]) for name, tensor in first.items())
     assert not torch.equal(first["input_ids"], WINDOWS.batch(8)["input_ids"])
-    assert not torch.equal(first["input_ids"], other["input_ids"])
+    assert not torch.equal(first["input_ids"], of_other_seed["input_ids"])
 
 
 def test_every_pass_reads_the_text_once_in_another_order_and_cut_at_other_places():
     windows = Windows(torch.arange(10, 1010), VOCABULARY, [Stage(11, 40, 9)], rate=None)
     passes = torch.cat([windows.batch(step)["input_ids"] for step in range(33)]).view(3, 99, 11)
-    for each in passes:
-        assert sorted(each[:, 1:].flatten().tolist()) == list(range(int(each[:, 1:].min()), int(each[:, 1:].max()) + 1))
-    assert len({tuple((each[:, 1] - each[:, 1].min()).tolist()) for each in passes}) == 3
-    assert len({int(each[:, 1].min()) for each in passes}) > 1
+    for rows in passes:
+        assert sorted(rows[:, 1:].flatten().tolist()) == list(range(int(rows[:, 1:].min()), int(rows[:, 1:].max()) + 1))
+    assert len({tuple((rows[:, 1] - rows[:, 1].min()).tolist()) for rows in passes}) == 3
+    assert len({int(rows[:, 1].min()) for rows in passes}) > 1
 
 
 def test_stages_follow_one_another():
@@ -123,18 +123,19 @@ def test_stages_follow_one_another():
 
 def test_held_out_windows_are_the_same_for_every_training(monkeypatch):
     stream = torch.arange(10, 160)
-    judged = replace(WINDOWS, end=(2,), uniforms=True).judging(stream)
-    batches = list(judged)
+    batches = list(replace(WINDOWS, end=(2,), uniforms=True).held_out_windows(stream))
     assert sorted(text_of(batches[0])[:, 1].diff().abs().tolist()) != [14] * 8  # in no order
     assert sum(len(batch["labels"]) for batch in batches) == 150 // 14 - 1
-    other = replace(WINDOWS, end=(2,), uniforms=True, stages=[Stage(8, 9, 7), Stage(16, 9, 2)], rate=0.5, seed=1)
-    for batch, same in zip(batches, other.judging(stream), strict=True):
-        assert all(torch.equal(each, same[name]) for name, each in batch.items())
+    other_training = replace(
+        WINDOWS, end=(2,), uniforms=True, stages=[Stage(8, 9, 7), Stage(16, 9, 2)], rate=0.5, seed=1
+    )
+    for batch, same in zip(batches, other_training.held_out_windows(stream), strict=True):
+        assert all(torch.equal(tensor, same[name]) for name, tensor in batch.items())
     monkeypatch.setattr("whereformer.data.windows.HELD_OUT_TOKENS", 64)
-    monkeypatch.setattr("whereformer.data.windows.HELD_OUT_WINDOWS", 8)
-    assert [len(batch["labels"]) for batch in other.judging(stream)] == [4, 4]
+    monkeypatch.setattr("whereformer.data.windows.MAX_HELD_OUT_WINDOWS", 8)
+    assert [len(batch["labels"]) for batch in other_training.held_out_windows(stream)] == [4, 4]
     with pytest.raises(InputError, match="too little text: a part of it has 9 tokens, expected at least 15 for one"):
-        WINDOWS.judging(torch.arange(10, 19))
+        WINDOWS.held_out_windows(torch.arange(10, 19))
 
 
 def test_a_window_can_be_as_long_as_the_text():
@@ -163,12 +164,12 @@ def test_unigram_entropy_of_uniform_text_is_the_log_of_its_vocabulary():
     ],
 )
 def test_lengths_double_until_the_last(length, expected):
-    assert growing(length, 4, 100) == [Stage(*each) for each in expected]
+    assert growing_stages(length, 4, 100) == [Stage(*stage) for stage in expected]
 
 
 @given(st.integers(8, 4096), st.integers(1, 300))
 def test_windows_never_shrink_and_end_at_full_length(length, steps):
-    stages = growing(length, 4, steps)
+    stages = growing_stages(length, 4, steps)
     lengths = [stage.length for stage in stages]
     assert sum(stage.steps for stage in stages) == steps
     assert lengths == sorted(set(lengths))

@@ -1,6 +1,7 @@
 """Shared by the tests of backends: terms by name, a call with all its gradients, and their expected accuracy."""
 
 import contextlib
+import os
 from dataclasses import replace
 
 import pytest
@@ -18,8 +19,8 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import native
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.call import GRADIENTS
+from whereformer.kernels.make_call import make_call
 
 CPU = torch.device("cpu")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -30,7 +31,7 @@ SEED = 3  # of dropout
 def no_native():
     """Why the compiled kernel is missing here; None if it is not."""
     rows = torch.zeros(1, 1, 1, DIM)
-    return native.backend.why_not(make_call(rows, rows, rows), CPU)
+    return native.backend.unsupported_reason(make_call(rows, rows, rows), CPU)
 
 
 def need_native():
@@ -39,6 +40,16 @@ def need_native():
         pytest.skip("needs a CPU")
     if missing := no_native():
         pytest.skip(f"the compiled kernel {missing}")
+
+
+def need_triton():
+    """Skip a test where Triton's kernels can't run; without a GPU, its interpreter runs them."""
+    pytest.importorskip("triton")
+    if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
+    from tests.kernels import interpreter
+
+    interpreter.mend()
 
 
 NATIVE = pytest.param("native", marks=pytest.mark.skipif(no_native() is not None, reason=f"native {no_native()}"))
@@ -105,6 +116,8 @@ TERMS = {
     "dense": lambda n_q, n_k: (DenseBias, [random(BATCH, HEADS, n_q, n_k)], None),
     "dense_of_all_rows": lambda n_q, n_k: (DenseBias, [random(1, HEADS, n_q, n_k)], None),
 }
+REFUSED = {"native": (), "triton": ()}
+"""The classes of terms that a backend does not compute: it has to refuse them, and their tests end there."""
 EVERY_KIND = ("bias", "keys", "values", "factors", "dense_of_all_rows")
 TABLES = ("bias", "keys", "values")
 MIRRORED = ("bias", "keys_with_factors", "queries", "decay")
@@ -137,6 +150,10 @@ def run(name, dtype, inputs, terms, options, only=None):
     if only is not None:
         for number, leaf in enumerate(leaves):
             leaf.requires_grad_(number == only)
+    if any(isinstance(term, REFUSED.get(name, ())) for term in built):
+        with pytest.raises(ValueError, match="does not support"):
+            attention(*leaves[:3], built, **options, backend=name)
+        pytest.skip(f"{name} refuses a term")
     torch.manual_seed(SEED)
     results = attention(*leaves[:3], built, **options, backend=name)
     results = results if options.get("return_lse") else (results,)
@@ -170,16 +187,16 @@ def check_operators(operators, call, **opcheck):
     plain = call.arguments()
     leaves = [
         each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
-        for each in plain
+        for argument in plain
     ]
     torch.library.opcheck(operators.forward, leaves, **opcheck)
     with unwritten_memory_is_nan():
-        output, kept, lse = operators.forward(*plain)
+        output, forward_state, lse = operators.forward(*plain)
         needed = [getattr(call, name) is not None for name in GRADIENTS]
         d_lse = torch.ones_like(lse[1]) if call.wants_lse else None
-        arguments = (output_gradient(output).to(output.dtype), d_lse, output, kept, needed, *plain)
+        arguments = (output_gradient(output).to(output.dtype), d_lse, output, forward_state, needed, *plain)
         gradients = operators.backward(*arguments)
-    assert not any(each.isnan().any() for each in (output, kept, lse, *gradients))
+    assert not any(tensor.isnan().any() for tensor in (output, forward_state, lse, *gradients))
     torch.library.opcheck(operators.backward, arguments, **opcheck)
 
 
@@ -196,16 +213,16 @@ def unwritten_memory_is_nan():
 
 
 @torch.no_grad()
-def error(found, expected):
+def error(actual, expected):
     """The error of a tensor, relative to its norm or to that of as many ones."""
     if expected.numel() == 0:
         return 0.0
-    return float((found.double() - expected).norm() / max(expected.norm(), expected.numel() ** 0.5))
+    return float((actual.double() - expected).norm() / max(expected.norm(), expected.numel() ** 0.5))
 
 
 @torch.no_grad()
-def relative_error(found, expected):
-    return float((found.double() - expected).norm() / expected.norm())
+def relative_error(actual, expected):
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def check(fast, inputs, terms=(), dtype=torch.float32, **options):
@@ -217,13 +234,13 @@ def check(fast, inputs, terms=(), dtype=torch.float32, **options):
     inputs = [None if tensor is None else tensor.to(dtype).double() for tensor in inputs]
     terms = [(kind, [tensor.to(dtype).double() for tensor in tensors], first) for kind, tensors, first in terms]
     expected = run("reference", torch.float64, inputs, terms, options)
-    found = run(fast, dtype, inputs, terms, options)
+    results = run(fast, dtype, inputs, terms, options)
     allowed = allowed_errors(inputs, terms, options, output_gradient(expected[0]), SEED, dtype)
-    for place, (ours, theirs, most) in enumerate(zip(found, expected, allowed, strict=True)):
+    for index, (ours, theirs, bound) in enumerate(zip(results, expected, allowed, strict=True)):
         assert ours.dtype == dtype
         assert ours.isfinite().all()
         assert ours.shape == theirs.shape
         errors = (ours.double() - theirs).abs()
-        excess = (errors / most)[errors > most]
-        assert not len(excess), f"tensor {place}: {len(excess)} numbers off, by up to {excess.max():.1f} times too much"
-    return found
+        excess = (errors / bound)[errors > bound]
+        assert not len(excess), f"tensor {index}: {len(excess)} numbers off, by up to {excess.max():.1f} times too much"
+    return results

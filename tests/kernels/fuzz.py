@@ -33,9 +33,11 @@ from whereformer import (
     attention,
     explain,
 )
-from whereformer.kernels import Choice, blockwise
+from whereformer.kernels import BackendChoice, blockwise
+from whereformer.kernels.backend_choice import BACKENDS
+from whereformer.kernels.terms import position_values
 
-CPU = ("auto", "reference", "blockwise", "native")
+CPU = tuple(name for name in BACKENDS if name != "triton")
 TABLES = {kind.__name__: kind for kind in (OffsetBias, OffsetKeys, OffsetQueries, OffsetValues)}
 
 
@@ -79,7 +81,7 @@ class Case:
     needs: tuple[int, ...] = ()  # the tensors without a gradient
     d_out: str = "random"
     autocast: bool = False
-    block_scores: int = blockwise.BLOCK_SCORES  # few make a short sequence as a long one is
+    block_scores: int = blockwise.MAX_BLOCK_SCORES  # few make a short sequence as a long one is
     sharing: int = 1  # query heads for each head of keys
     window: tuple[int | None, int | None] | None = None
     softcap: float | None = None
@@ -164,7 +166,7 @@ def draw(seed: int, kind: str = "cpu") -> Case:
         needs=needs,
         d_out=one_of("random", "random", "ones", "transposed"),
         autocast=chance(0.12),
-        block_scores=one_of(blockwise.BLOCK_SCORES, 2**12, 1),
+        block_scores=one_of(blockwise.MAX_BLOCK_SCORES, 2**12, 1),
     )
     return _draw_options(rng, case)
 
@@ -200,7 +202,7 @@ def _draw_term(rng: random.Random, n_q: int, n_k: int, content: bool, dtype: str
         lows = [-1e4, -1e9, -1e9, -1e10, "lowest", "lowest"]
         low = rng.choice(lows)
         narrowest = getattr(torch, term.dtype or dtype)
-        lowest = max(torch.finfo(each).min for each in (narrowest, getattr(torch, dtype)))
+        lowest = max(torch.finfo(float_type).min for float_type in (narrowest, getattr(torch, dtype)))
         if dtype != "float64":
             lowest = max(lowest, torch.finfo(torch.float32).min)
         if dtype == "float16":
@@ -336,8 +338,8 @@ class Built:
                 factors = self.tensor(f"{name}.{which}_factors", numbers, term.dtype)
                 arguments += (factors,)
             self.terms.append(TABLES[term.kind](*arguments))
-            drawn = None if factors is None else _numbers(factors)
-            self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step, drawn))
+            factor_numbers = None if factors is None else _numbers(factors)
+            self.numbers.append(oracle.Table(term.kind, _numbers(table), term.first * step, step, factor_numbers))
         elif term.kind == "DistanceDecay":
             self.add_decay(name, term)
         elif term.kind == "FactorPair":
@@ -359,18 +361,18 @@ class Built:
         else:
             items = 1 if term.shared else batch
             numbers = self.normal(items, heads, case.n_q, case.n_k) * term.size
-            some = torch.rand(numbers.shape, generator=self.random)
+            draws = torch.rand(numbers.shape, generator=self.random)
             match term.style:
                 case "rows":
-                    numbers[some[..., :1].expand(numbers.shape) < 0.3] = term.low
+                    numbers[draws[..., :1].expand(numbers.shape) < 0.3] = term.low
                 case "columns":
-                    numbers[some[..., :1, :].expand(numbers.shape) < 0.4] = term.low
+                    numbers[draws[..., :1, :].expand(numbers.shape) < 0.4] = term.low
                 case "constant":
                     numbers[:] = term.low
                 case "forbidden pairs":
-                    numbers[some < 0.3] = float("-inf")
+                    numbers[draws < 0.3] = float("-inf")
                 case "forbidden rows":
-                    numbers[some[..., :1].expand(numbers.shape) < 0.3] = float("-inf")
+                    numbers[draws[..., :1].expand(numbers.shape) < 0.3] = float("-inf")
             scores = self.tensor(f"{name}.scores", numbers, term.dtype)
             self.terms.append(DenseBias(scores))
             self.numbers.append(oracle.Dense(_numbers(scores)))
@@ -407,11 +409,9 @@ class Built:
                 queries, keys = (self.normal(n).float() for n in (n_q, n_k))
         if case.positions:
             self.options |= {"query_positions": queries, "key_positions": keys}
-        self.positions = [
-            np.atleast_2d(_numbers(at.values() if isinstance(at, Positions) else at)) for at in (queries, keys)
-        ]
+        self.positions = [np.atleast_2d(_numbers(position_values(positions))) for positions in (queries, keys)]
 
-    def choice_of(self, backend: str) -> Choice:
+    def choice_of(self, backend: str) -> BackendChoice:
         """What the package says of the call."""
         return explain(self.query, self.key, self.value, self.terms, backend=backend, **self.options)
 
@@ -437,20 +437,20 @@ class Built:
         if case.documents:
             ids = [torch.randint(0, 3, (batch, n), generator=self.random) for n in (n_q, n_k)]
             if case.documents == "runs":
-                ids = [each.sort(-1, descending=True).values for each in ids]
+                ids = [rows.sort(-1, descending=True).values for rows in ids]
             self.options |= {"query_documents": ids[0], "key_documents": ids[1].int()}
 
     def oracle_inputs(self, content: Any = None) -> oracle.Inputs:
         """The call in float64; with ``content`` queries, keys and values are first rounded to that type."""
         rows = (self.query, self.key, self.value)
         if content is not None:
-            rows = tuple(None if each is None else each.to(content) for each in rows)
+            rows = tuple(None if tensor is None else tensor.to(content) for tensor in rows)
         case = self.case
         width = case.head_dim or case.value_dim
         key_mask = _numbers(self.options["key_mask"]) if case.mask else None
         documents = [_numbers(self.options[f"{which}_documents"]) for which in ("query", "key") if case.documents]
         return oracle.Inputs(
-            *(None if each is None else _numbers(each) for each in rows),
+            *(None if tensor is None else _numbers(tensor) for tensor in rows),
             self.numbers,
             width**-0.5 if case.scale is None else float(case.scale),
             case.causal,
@@ -473,27 +473,27 @@ def _numbers(tensor: Tensor) -> np.ndarray:
 def results(built: Built, backend: str) -> dict[str, Tensor]:
     """A backend's output and gradients, by name."""
     case = built.case
-    with mock.patch.object(blockwise, "BLOCK_SCORES", case.block_scores):
+    with mock.patch.object(blockwise, "MAX_BLOCK_SCORES", case.block_scores):
         with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
             outs = attention(built.query, built.key, built.value, built.terms, backend=backend, **built.options)
         outs = outs if case.lse else (outs,)
-        found = dict(zip(("out", "lse"), (each.detach() for each in outs), strict=False))
+        tensors = dict(zip(("out", "lse"), (result.detach() for result in outs), strict=False))
         # A call in which only empty tensors have gradients need not have one.
         if any(leaf.numel() for leaf in built.leaves.values()):
             # The log of sums depends on fewer tensors than the output.
-            some = [
-                (result, given)
-                for result, given in zip(outs, (built.d_out, built.d_lse), strict=False)
+            pairs = [
+                (result, gradient)
+                for result, gradient in zip(outs, (built.d_out, built.d_lse), strict=False)
                 if result.requires_grad
             ]
             gradients = torch.autograd.grad(
-                [result for result, _ in some],
+                [result for result, _ in pairs],
                 list(built.leaves.values()),
-                [given.to(result.dtype) for result, given in some],
+                [gradient.to(result.dtype) for result, gradient in pairs],
                 materialize_grads=True,
             )
-            found |= dict(zip(built.leaves, gradients, strict=True))
-    return found
+            tensors |= dict(zip(built.leaves, gradients, strict=True))
+    return tensors
 
 
 def _precision(dtype: torch.dtype, rounds_scores: bool) -> oracle.Precision:
@@ -518,38 +518,38 @@ def failures(case: Case, backends: tuple[str, ...] = CPU) -> list[str]:
         missing = {"native"} & built.choice_of("auto").unavailable.keys()
         choices = {name: built.choice_of(name) for name in backends if name not in missing}
     for backend, chosen in choices.items():
-        fused = chosen.backend == "fused"
-        autocast = fused and case.autocast and built.dtype != torch.float64
+        uses_sdpa = chosen.backend == "sdpa"
+        autocast = uses_sdpa and case.autocast and built.dtype != torch.float64
         dtype = torch.bfloat16 if autocast else built.dtype
         # In half precision, torch's own attention may round scores.
-        if (dtype, fused) not in truths:
+        if (dtype, uses_sdpa) not in truths:
             inputs = built.oracle_inputs(dtype if autocast else None)
-            precision = _precision(dtype, rounds_scores=fused)
+            precision = _precision(dtype, rounds_scores=uses_sdpa)
             d_out = _numbers(built.d_out.to(dtype))
             wide = torch.promote_types(dtype, torch.float32)
             d_lse = None if built.d_lse is None else _numbers(built.d_lse.to(wide))
             rounded = oracle.Oracle(inputs, d_out, precision, exact=False, d_lse=d_lse)
-            truths[dtype, fused] = [rounded]
+            truths[dtype, uses_sdpa] = [rounded]
             if rounded.swallows:
-                truths[dtype, fused].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
+                truths[dtype, uses_sdpa].append(oracle.Oracle(inputs, d_out, precision, exact=True, d_lse=d_lse))
         try:
-            found = results(built, backend)
+            tensors = results(built, backend)
         except Exception as error:
             lines.append(f"{backend}: {type(error).__name__}: {error}")
             continue
-        wrong = [_differences(built, found, truth, dtype) for truth in truths[dtype, fused]]
+        wrong = [_differences(built, tensors, truth, dtype) for truth in truths[dtype, uses_sdpa]]
         lines += [f"{backend}: {line}" for line in min(wrong, key=len)]
     return lines
 
 
-def _differences(built: Built, found: dict[str, Tensor], truth: oracle.Oracle, dtype: torch.dtype) -> list[str]:
+def _differences(built: Built, tensors: dict[str, Tensor], truth: oracle.Oracle, dtype: torch.dtype) -> list[str]:
     """Describe what differs from the truth."""
     lines = []
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         results_in = {"out": dtype, "lse": torch.promote_types(dtype, torch.float32)}
-        wanted = results_in[name] if name in results_in else built.leaves[name].dtype
-        if tensor.dtype != wanted:
-            lines.append(f"{name} is {tensor.dtype}, expected {wanted}")
+        wanted_dtype = results_in[name] if name in results_in else built.leaves[name].dtype
+        if tensor.dtype != wanted_dtype:
+            lines.append(f"{name} is {tensor.dtype}, expected {wanted_dtype}")
         limits = torch.finfo(tensor.dtype)
         narrow = limits.eps / 2
         expected = truth.results[name]
@@ -565,7 +565,7 @@ def _differences(built: Built, found: dict[str, Tensor], truth: oracle.Oracle, d
             # GPU kernels compute in units of log2, where the lowest number would be none; they take a quarter of it.
             lowest = torch.finfo(torch.float32).min / 4
             numbers, wanted_numbers = (
-                np.where(np.isfinite(each), np.maximum(each, lowest), each) for each in (numbers, expected.number)
+                np.where(np.isfinite(array), np.maximum(array, lowest), array) for array in (numbers, expected.number)
             )
         checks = [("", numbers, wanted_numbers, error)]
         if np.isfinite(numbers).all():
@@ -576,18 +576,18 @@ def _differences(built: Built, found: dict[str, Tensor], truth: oracle.Oracle, d
     return lines
 
 
-def _worst(found: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> str:
+def _worst(actual: np.ndarray, expected: np.ndarray, bound: np.ndarray) -> str:
     """Where a number is farthest out of its bounds; nothing if none is."""
     with np.errstate(all="ignore"):
-        excess = np.where(np.isfinite(found), abs(found - expected) / bound, np.inf)
+        excess = np.where(np.isfinite(actual), abs(actual - expected) / bound, np.inf)
     # Of a row that may not attend to anything, the sum of exponentials is 0.
-    excess = np.where(np.isneginf(expected) & np.isneginf(found), 0.0, excess)
+    excess = np.where(np.isneginf(expected) & np.isneginf(actual), 0.0, excess)
     if not excess.size or excess.max() <= 1:
         return ""
-    at = np.unravel_index(excess.argmax(), excess.shape)
-    where = ", ".join(str(int(index)) for index in at)
+    worst = np.unravel_index(excess.argmax(), excess.shape)
+    where = ", ".join(str(int(index)) for index in worst)
     return (
-        f"[{where}] = {found[at]:.8g}, expected {expected[at]:.8g} ± {bound[at]:.2g}"
+        f"[{where}] = {actual[worst]:.8g}, expected {expected[worst]:.8g} ± {bound[worst]:.2g}"
         f" ({int((excess > 1).sum())} of {excess.size} numbers are off)"
     )
 

@@ -78,7 +78,7 @@ class Decay(NamedTuple):
     key: Array
 
     def differences(self, item: int, head: int) -> Array:
-        query, key = (each[item % len(each), head] for each in self)
+        query, key = (levels[item % len(levels), head] for levels in self)
         return query[:, None] - key[None, :]
 
 
@@ -149,7 +149,7 @@ class Oracle:
         self.d_lse = np.zeros(d_out.shape[:3]) if d_lse is None else d_lse
         self.results = {"out": Bounded.zeros(*d_out.shape), "lse": Bounded.zeros(*d_out.shape[:3])}
         self.results["lse"].number[:] = -np.inf
-        for name, array in self.named():
+        for name, array in self.inputs_with_gradients():
             self.results[name] = Bounded.zeros(*array.shape)
         self.mass = Bounded.zeros(batch, heads, self.value_dim)
         self.balance = Bounded.zeros(batch, heads, self.n_q)
@@ -158,23 +158,23 @@ class Oracle:
                 for head in range(heads * bool(self.n_q and self.n_k)):
                     self.one_head(item, head)
 
-    def named(self) -> list[tuple[str, Array]]:
+    def inputs_with_gradients(self) -> list[tuple[str, Array]]:
         """What has a gradient."""
         inputs = self.inputs
-        named = [("query", inputs.query), ("key", inputs.key), ("value", inputs.value)]
+        arrays = [("query", inputs.query), ("key", inputs.key), ("value", inputs.value)]
         for index, term in enumerate(inputs.terms):
             match term:
                 case Table():
                     which = "query" if term.kind == "OffsetKeys" else "key"
-                    named += [(f"terms[{index}].table", term.table), (f"terms[{index}].{which}_factors", term.factors)]
+                    arrays += [(f"terms[{index}].table", term.table), (f"terms[{index}].{which}_factors", term.factors)]
                 case Decay():
-                    named += [(f"terms[{index}].{which}_levels", each) for which, each in term._asdict().items()]
+                    arrays += [(f"terms[{index}].{which}_levels", levels) for which, levels in term._asdict().items()]
                 case Factors():
-                    named.append((f"terms[{index}].query_factors", term.query))
-                    named.append((f"terms[{index}].key_factors", term.key))
+                    arrays.append((f"terms[{index}].query_factors", term.query))
+                    arrays.append((f"terms[{index}].key_factors", term.key))
                 case Dense():
-                    named.append((f"terms[{index}].scores", term.scores))
-        return [(name, array) for name, array in named if array is not None]
+                    arrays.append((f"terms[{index}].scores", term.scores))
+        return [(name, array) for name, array in arrays if array is not None]
 
     def offsets(self, item: int) -> Array:
         queries, keys = self.inputs.query_positions, self.inputs.key_positions
@@ -248,9 +248,9 @@ class Oracle:
                     vectors = term.table[head % len(term.table)]
                     rows, scale = term.rows(inputs, item, head, head // self.sharing)
                     inner += len(vectors[0]) * (term.factors is not None)
-                    at = np.arange(self.n_k)[None, :], columns[index]
-                    scores += scale * (rows @ vectors.T)[at]
-                    parts += abs(scale) * (abs(rows) @ abs(vectors).T)[at]
+                    pairs = np.arange(self.n_k)[None, :], columns[index]
+                    scores += scale * (rows @ vectors.T)[pairs]
+                    parts += abs(scale) * (abs(rows) @ abs(vectors).T)[pairs]
                 case Decay():
                     difference = abs(term.differences(item, head))
                     scores -= difference
@@ -267,7 +267,7 @@ class Oracle:
                     biases.append(term.scores[item % len(term.scores), head])
         for bias in biases:
             allowed &= bias != -np.inf
-        some = allowed.any(1)
+        attends = allowed.any(1)
         biases = [np.where(allowed, bias, 0.0) for bias in biases]
         weights, weights_error, again, lse = self.softmax(scores, parts, inner, biases, allowed)
         self.results["lse"].number[item, head], self.results["lse"].error[item, head] = lse.number, lse.error
@@ -311,7 +311,7 @@ class Oracle:
             + (unit * (long + wide) + rough) * delta_size
             + lost * (allowed * d_weights_size).sum(1, keepdims=True)
         )
-        d_lse = np.where(some, self.d_lse[item, head], 0.0)[:, None]
+        d_lse = np.where(attends, self.d_lse[item, head], 0.0)[:, None]
         d_scores = weights * (d_weights - delta + d_lse)
         d_scores_error = (
             (weights_error + again) * abs(d_weights - delta + d_lse)
@@ -326,9 +326,9 @@ class Oracle:
             Bounded(d_scores, d_scores_error),
         )
         # What must hold whatever the scores are.
-        self.mass.number[item, head] = d_out[some].sum(0)
+        self.mass.number[item, head] = d_out[attends].sum(0)
         many = long + terms_in_a_sum(self.n_q)
-        self.mass.error[item, head] = (unit * many + rough) * abs(d_out[some]).sum(0)
+        self.mass.error[item, head] = (unit * many + rough) * abs(d_out[attends]).sum(0)
         self.mass.error[item, head] += again.sum(1) @ abs(d_out)
         self.mass.error[item, head] += lost * (allowed.T @ (1 + self.n_k * abs(d_out))).sum(0)
         balance = (unit * (long + wide) + rough) * ((weights * d_weights_size).sum(1) + delta_size[:, 0])
@@ -363,8 +363,8 @@ class Oracle:
         empty = ~allowed.any(1)
         logs = Bounded(np.where(empty, -np.inf, lse), np.where(empty, 0.0, lse_error))
         largest = np.zeros_like(scores)
-        for each in biases:
-            largest = np.where(abs(each) > abs(largest), each, largest)
+        for one_bias in biases:
+            largest = np.where(abs(one_bias) > abs(largest), one_bias, largest)
         low = np.where(possible, largest, np.inf).min(1, keepdims=True, initial=np.inf)
         high = np.where(possible, largest, -np.inf).max(1, keepdims=True, initial=-np.inf)
         rest = np.where(possible, parts + (large - abs(largest)), 0.0).max(1, keepdims=True, initial=0.0)
@@ -413,13 +413,13 @@ class Oracle:
 
         def by_column(bounded: Bounded, column: Array, length: int) -> Bounded:
             """Sums over a row's pairs with the same offset, (rows, length)."""
-            rows, others = bounded.number.shape
-            at = (np.arange(rows)[:, None] * length + column).ravel()
+            rows, num_columns = bounded.number.shape
+            cells = (np.arange(rows)[:, None] * length + column).ravel()
             sums = [
-                np.bincount(at, numbers.ravel(), rows * length).reshape(rows, length)
+                np.bincount(cells, numbers.ravel(), rows * length).reshape(rows, length)
                 for numbers in (bounded.number, bounded.error, abs(bounded.number))
             ]
-            error = sums[1] + precision.unit * (terms_in_a_sum(others) + 10) * sums[2]
+            error = sums[1] + precision.unit * (terms_in_a_sum(num_columns) + 10) * sums[2]
             return Bounded(sums[0], error)
 
         # A sum may go on over all heads and items of the batch.
@@ -446,40 +446,40 @@ class Oracle:
                         sums = by_column(transposed(d_scores), columns[index].T, len(table))
                     else:
                         sums = by_column(d_scores, columns[index], len(table))
-                    at = of_key if of_queries else (item, head)
+                    owner = of_key if of_queries else (item, head)
                     what, n = ("key", self.n_q * self.sharing) if of_queries else ("query", self.n_k)
                     if term.factors is not None:
-                        at, n = (item % len(term.factors), head), n * batch
+                        owner, n = (item % len(term.factors), head), n * batch
                         what = f"{name}.{what}_factors"
-                    results[what].add(at, *product(sums, table, n, factor))
-                    found = product(
+                    results[what].add(owner, *product(sums, table, n, factor))
+                    table_gradient = product(
                         transposed(sums), rows, (self.n_k if of_queries else self.n_q) * batch * heads, factor
                     )
-                    results[f"{name}.table"].add(head % len(term.table), *found)
+                    results[f"{name}.table"].add(head % len(term.table), *table_gradient)
                 case Decay():
                     sign = np.sign(term.differences(item, head))
                     of_pairs = Bounded(d_scores.number * sign, d_scores.error * abs(sign))
-                    for which, some, factor in (("query", of_pairs, -1), ("key", transposed(of_pairs), 1)):
-                        rows, others = some.number.shape
-                        number, error = product(some, np.ones((others, 1)), others * batch, factor)
-                        at = item % len(getattr(term, which)), head
-                        results[f"{name}.{which}_levels"].add(at, number[:, 0], error[:, 0])
+                    for which, pairs_by_row, factor in (("query", of_pairs, -1), ("key", transposed(of_pairs), 1)):
+                        rows, num_columns = pairs_by_row.number.shape
+                        number, error = product(pairs_by_row, np.ones((num_columns, 1)), num_columns * batch, factor)
+                        owner = item % len(getattr(term, which)), head
+                        results[f"{name}.{which}_levels"].add(owner, number[:, 0], error[:, 0])
                 case Table():
                     sums = by_column(weights, columns[index], term.table.shape[1])
-                    found = product(transposed(sums), d_out, all_rows)
-                    results[f"{name}.table"].add(head % len(term.table), *found)
+                    table_gradient = product(transposed(sums), d_out, all_rows)
+                    results[f"{name}.table"].add(head % len(term.table), *table_gradient)
                 case Factors():
                     query_factors = term.query[item % len(term.query), head]
                     key_factors = term.key[item % len(term.key), head]
-                    at = item % len(term.query), head
-                    results[f"{name}.query_factors"].add(at, *product(d_scores, key_factors, self.n_k * batch))
-                    found = product(transposed(d_scores), query_factors, self.n_q * batch)
-                    results[f"{name}.key_factors"].add((item % len(term.key), head), *found)
+                    owner = item % len(term.query), head
+                    results[f"{name}.query_factors"].add(owner, *product(d_scores, key_factors, self.n_k * batch))
+                    key_gradient = product(transposed(d_scores), query_factors, self.n_q * batch)
+                    results[f"{name}.key_factors"].add((item % len(term.key), head), *key_gradient)
                 case Dense():
                     error = d_scores.error + precision.unit * batch * abs(d_scores.number)
                     results[f"{name}.scores"].add((item % len(term.scores), head), d_scores.number, error)
 
-    def sums(self, name: str, found: Array, narrow: float) -> list[tuple[str, Array, Array, Array]]:
+    def sums(self, name: str, gradient: Array, narrow: float) -> list[tuple[str, Array, Array, Array]]:
         """Sums over a gradient that scores' errors leave alone: what of, what it is, should be, and how far it may be.
 
         ``narrow`` is the unit roundoff of the gradient's type.
@@ -487,31 +487,31 @@ class Oracle:
         mass, unit = self.mass, self.precision.unit
         if name == "value":
             number, error = (
-                each.reshape(len(each), each.shape[1] // self.sharing, self.sharing, each.shape[2]).sum(2)
-                for each in (mass.number, mass.error)
+                array.reshape(len(array), array.shape[1] // self.sharing, self.sharing, array.shape[2]).sum(2)
+                for array in (mass.number, mass.error)
             )
-            error = error + (narrow + unit) * abs(found).sum(2)
-            return [("sum over keys of its gradient", found.sum(2), number, error)]
+            error = error + (narrow + unit) * abs(gradient).sum(2)
+            return [("sum over keys of its gradient", gradient.sum(2), number, error)]
         if not name.startswith("terms"):
             return []
         term = self.inputs.terms[int(name[6 : name.index("]")])]
         match term:
             case Table(kind="OffsetBias"):
-                number, error = (each.sum((0, 2)) for each in (self.balance.number, self.balance.error))
-                error = error + (narrow + unit) * abs(found).sum(1)
-                return [("sum over offsets of its gradient", found.sum(1), number, error)]
+                number, error = (array.sum((0, 2)) for array in (self.balance.number, self.balance.error))
+                error = error + (narrow + unit) * abs(gradient).sum(1)
+                return [("sum over offsets of its gradient", gradient.sum(1), number, error)]
             case Table(kind="OffsetValues"):
                 over = (0,) if len(term.table) > 1 or mass.number.shape[1] == 1 else (0, 1)
-                number, error = (each.sum(over).reshape(len(found), -1) for each in (mass.number, mass.error))
-                error = error + (narrow + unit) * abs(found).sum(1)
-                return [("sum over offsets of its gradient", found.sum(1), number, error)]
-            case Dense() if len(found):
+                number, error = (array.sum(over).reshape(len(gradient), -1) for array in (mass.number, mass.error))
+                error = error + (narrow + unit) * abs(gradient).sum(1)
+                return [("sum over offsets of its gradient", gradient.sum(1), number, error)]
+            case Dense() if len(gradient):
                 number, error = (
-                    each.reshape(len(found), len(each) // len(found), *each.shape[1:]).sum(1)
-                    for each in (self.balance.number, self.balance.error)
+                    array.reshape(len(gradient), len(array) // len(gradient), *array.shape[1:]).sum(1)
+                    for array in (self.balance.number, self.balance.error)
                 )
-                error = error + (narrow + unit) * abs(found).sum(3)
-                return [("sum over keys of its gradient", found.sum(3), number, error)]
+                error = error + (narrow + unit) * abs(gradient).sum(3)
+                return [("sum over keys of its gradient", gradient.sum(3), number, error)]
         return []
 
 
@@ -519,14 +519,14 @@ def _between(scores: Array, rounding: Array, allowed: Array) -> tuple[Array, Arr
     """The softmax of scores, and how far from it that of scores can be which are off by at most ``rounding``."""
     high, low = (np.where(allowed, scores + sign * rounding, -np.inf) for sign in (1, -1))
     weights = _weights(scores, scores)
-    most, least = _weights(high, low), _weights(low, high)
-    return weights, np.maximum(most - weights, weights - least)
+    highest, lowest = _weights(high, low), _weights(low, high)
+    return weights, np.maximum(highest - weights, weights - lowest)
 
 
-def _weights(own: Array, others: Array) -> Array:
+def _weights(scores: Array, other_scores: Array) -> Array:
     """exp(own) over the sum of itself and all exp(others) of the row but its own."""
-    nothing = np.full((len(own), 1), -np.inf)
-    before = np.logaddexp.accumulate(np.concatenate((nothing, others[:, :-1]), 1), 1)
-    after = np.logaddexp.accumulate(np.concatenate((nothing, others[:, :0:-1]), 1), 1)[:, ::-1]
+    minus_infinity = np.full((len(scores), 1), -np.inf)
+    before = np.logaddexp.accumulate(np.concatenate((minus_infinity, other_scores[:, :-1]), 1), 1)
+    after = np.logaddexp.accumulate(np.concatenate((minus_infinity, other_scores[:, :0:-1]), 1), 1)[:, ::-1]
     rest = np.logaddexp(before, after)
-    return np.where(own == -np.inf, 0.0, 1 / (1 + np.exp(rest - own)))
+    return np.where(scores == -np.inf, 0.0, 1 / (1 + np.exp(rest - scores)))

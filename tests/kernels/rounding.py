@@ -9,9 +9,9 @@ of summation, while a wrong or missing summand is thousands of times as large.
 import torch
 
 from whereformer import DistanceDecay, FactorPair
-from whereformer.kernels.call import make_call
 from whereformer.kernels.dropout import draw_seed, keep_mask, row_seeds
-from whereformer.kernels.reference import attention_scores, columns_of, softmax
+from whereformer.kernels.make_call import make_call
+from whereformer.kernels.reference import attention_scores, read_columns, softmax
 
 ROUNDINGS = 8
 """Unit roundoffs of its size that a number may be off.
@@ -52,30 +52,30 @@ def _sizes(inputs, terms, options, d_out, seed, exact_scores, smallest):
     if not weights.numel():
         return [torch.zeros_like(tensor) for tensor in (d_out, *leaves)]
     scores, _ = attention_scores(positive)
-    kept = 1.0
+    dropout = 1.0
     if call.dropout_p:
         torch.manual_seed(seed)
         keys = row_seeds(draw_seed(weights.device), *weights.shape[:3])
-        kept = keep_mask(keys, torch.arange(call.n_k, device=keys.device), call.dropout_p) / (1 - call.dropout_p)
+        dropout = keep_mask(keys, torch.arange(call.n_k, device=keys.device), call.dropout_p) / (1 - call.dropout_p)
     # A weight is off by what its score is, from which a row's largest is subtracted, and by what the row's sum is.
     off = torch.ones_like(weights)
     if not exact_scores:
         reach = scores.detach().masked_fill(weights == 0, 0.0)
         off += reach + reach.amax(-1, keepdim=True)
     # Below the smallest normal number, roundings become no smaller.
-    least = smallest * (weights > 0)
-    of_weights = weights * (off + (weights * off).sum(-1, keepdim=True)) + least
+    smallest_size = smallest * (weights > 0)
+    of_weights = weights * (off + (weights * off).sum(-1, keepdim=True)) + smallest_size
     leaf = weights.clone().requires_grad_()
-    (d_weights,) = torch.autograd.grad(_mix(call, leaf * kept), leaf, d_out)
-    (of_d_weights,) = torch.autograd.grad(_mix(positive, leaf * kept), leaf, d_out.abs())
+    (d_weights,) = torch.autograd.grad(_mix(call, leaf * dropout), leaf, d_out)
+    (of_d_weights,) = torch.autograd.grad(_mix(positive, leaf * dropout), leaf, d_out.abs())
     centered = d_weights - (weights * d_weights).sum(-1, keepdim=True)
     of_centered = of_d_weights + (of_weights * of_d_weights).sum(-1, keepdim=True)
-    of_d_scores = of_weights * centered.abs() + weights * of_centered + least
-    out = _mix(positive, of_weights * kept)
+    of_d_scores = of_weights * centered.abs() + weights * of_centered + smallest_size
+    out = _mix(positive, of_weights * dropout)
     sizes = torch.autograd.grad(out, leaves, d_out.abs(), materialize_grads=True)
     if scores.requires_grad:
         of_scores = torch.autograd.grad(scores, leaves, of_d_scores, materialize_grads=True)
-        sizes = [one + other for one, other in zip(sizes, of_scores, strict=True)]
+        sizes = [size + through_scores for size, through_scores in zip(sizes, of_scores, strict=True)]
     return [out.detach(), *sizes]
 
 
@@ -87,7 +87,7 @@ def _size(tensor):
 def _sum_of_levels(query_levels, key_levels):
     """What a difference of levels gives when all is positive."""
     levels = (query_levels.unsqueeze(-1), key_levels.unsqueeze(-1))
-    query, key = (torch.cat((each, torch.ones_like(each)), -1) for each in levels)
+    query, key = (torch.cat((one_side, torch.ones_like(one_side)), -1) for one_side in levels)
     return FactorPair(query, key.flip(-1))
 
 
@@ -95,7 +95,7 @@ def _mix(call, weights):
     """The output of attention with these weights."""
     out = weights @ call.value.repeat_interleave(call.heads // call.value.shape[1], 1)
     if call.value_table is not None:
-        columns = columns_of(call, "value_table").unsqueeze(1)
+        columns = read_columns(call, "value_table").unsqueeze(1)
         at_offset = weights.new_zeros(*weights.shape[:3], call.value_table.shape[1])
         out = out + at_offset.scatter_add(-1, columns.expand_as(weights), weights) @ call.value_table
     return out

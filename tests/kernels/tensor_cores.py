@@ -18,8 +18,8 @@ AT_ONCE, EXTRA_BITS = 4, 1
 def dot(left, right):
     """The product of two matrices of float32."""
     with np.errstate(all="ignore"):
-        highs = [_rounded(each) for each in (left, right)]
-        lows = [each - high for each, high in zip((left, right), highs, strict=True)]
+        highs = [_rounded(operand) for operand in (left, right)]
+        lows = [operand - high for operand, high in zip((left, right), highs, strict=True)]
         total = np.zeros((left.shape[0], right.shape[1]), np.float32)
         total = _multiply_add(lows[0], highs[1], total)
         total = _multiply_add(highs[0], lows[1], total)
@@ -40,10 +40,10 @@ def _cut_off(numbers):
 
 def _multiply_add(left, right, total):
     """``left @ right + total``, of the TF32 numbers that tensor cores read."""
-    left, right = (_cut_off(np.ascontiguousarray(each)).astype(np.float64) for each in (left, right))
+    left, right = (_cut_off(np.ascontiguousarray(operand)).astype(np.float64) for operand in (left, right))
     for first in range(0, left.shape[1], AT_ONCE):
-        some = slice(first, first + AT_ONCE)
-        summands = np.concatenate([total[None], left[:, some].T[:, :, None] * right[some, None, :]])
+        block = slice(first, first + AT_ONCE)
+        summands = np.concatenate([total[None], left[:, block].T[:, :, None] * right[block, None, :]])
         largest = abs(summands).max(0)
         last_bit = np.ldexp(1.0, np.frexp(largest)[1] - 24 - EXTRA_BITS)
         total = _toward_zero((np.trunc(summands / last_bit) * last_bit).sum(0))

@@ -4,7 +4,6 @@ They run on a GPU if there is one; else Triton's kernels run in its interpreter.
 """
 
 import math
-import os
 from contextlib import nullcontext
 from functools import partial
 
@@ -27,6 +26,7 @@ from tests.kernels.cases import (
     content,
     error,
     need_native,
+    need_triton,
     output_gradient,
     random,
     relative_error,
@@ -44,11 +44,12 @@ from whereformer import (
     attention,
 )
 from whereformer.kernels import blockwise
+from whereformer.kernels.backend_choice import OPERATORS
 
-WAYS = ("blockwise", "blockwise in small blocks", "native", "triton")
+WAYS = ("blockwise in small blocks", *OPERATORS)
 
 
-on_cpu = pytest.mark.parametrize("fast", WAYS[:3], indirect=True)
+on_cpu = pytest.mark.parametrize("fast", [way for way in WAYS if way != "triton"], indirect=True)
 
 
 # Triton's interpreter is slow; what every day's tests ask of it is in test_triton.
@@ -61,12 +62,7 @@ def fast(request, monkeypatch):
     if name == "native":
         need_native()
     elif name == "triton":
-        pytest.importorskip("triton")
-        if DEVICE == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-            pytest.skip("needs a CUDA device or TRITON_INTERPRET=1")
-        from tests.kernels import interpreter
-
-        interpreter.mend()
+        need_triton()
     return name
 
 
@@ -122,8 +118,8 @@ def test_a_single_tensor_needs_a_gradient(fast, term, case):
     options = {"return_lse": True, "sinks": random(HEADS), **ALONE[case]}
     out, lse, *gradients = run("reference", torch.float64, inputs, terms, options)
     for number, expected in enumerate(gradients):
-        found = run(fast, torch.float32, inputs, terms, options, only=number)
-        for ours, theirs in zip(found, (out, lse, expected), strict=True):
+        results = run(fast, torch.float32, inputs, terms, options, only=number)
+        for ours, theirs in zip(results, (out, lse, expected), strict=True):
             torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
 
 
@@ -147,13 +143,6 @@ def test_a_single_tensor_needs_a_gradient_of_nothing(fast, term, batch, n_k, pos
         assert not gradient.any()
 
 
-@pytest.mark.parametrize(
-    "term", ["bias", "bias_right_of_all_offsets", "keys_per_head", "keys_with_factors", "queries", "decay", "values"]
-)
-def test_each_term_causal(fast, term):
-    check(fast, content(40, 33), terms_of([term], 40, 33), causal=True)
-
-
 @pytest.mark.parametrize(("n_q", "n_k"), LENGTHS)
 @pytest.mark.parametrize("names", [EVERY_KIND, MIRRORED, JOINED])
 def test_terms_add_up(fast, n_q, n_k, names):
@@ -161,10 +150,10 @@ def test_terms_add_up(fast, n_q, n_k, names):
 
 
 def test_the_same_kind_twice(fast):
-    names = ("bias", "bias_for_all_offsets", "keys", "keys_per_head", "values", "values_of_one_vector")
-    more = ("queries", "queries_per_head", "keys_with_factors", "keys_with_a_gate", "decay", "decay")
-    check(fast, content(20, 20), terms_of(names, 20, 20))
-    check(fast, content(20, 20), terms_of(more, 20, 20))
+    tables = ("bias", "bias_for_all_offsets", "keys", "keys_per_head", "values", "values_of_one_vector")
+    mirrored = ("queries", "queries_per_head", "keys_with_factors", "keys_with_a_gate", "decay", "decay")
+    check(fast, content(20, 20), terms_of(tables, 20, 20))
+    check(fast, content(20, 20), terms_of(mirrored, 20, 20))
 
 
 @pytest.mark.parametrize("shared", [(0, 0, 0), (0, 1, 1), (0, 1, 0), (0, 0, 1)])
@@ -174,9 +163,9 @@ def test_calls_of_one_tensor_are_no_pattern_for_those_of_several(fast, shared, t
     n = 21 + sum(shared)  # sizes that no other test prepares a call of
     for order in (shared, (0, 1, 2), shared, (2, 1, 0)):
         query, key, value = (random(BATCH, HEADS, n, DIM).float() for _ in range(3))
-        given = [(query, key, value)[index].requires_grad_(trains) for index in order]
-        expected = attention(*given, backend="reference")
-        torch.testing.assert_close(attention(*given, backend=fast), expected, rtol=1e-4, atol=1e-5)
+        inputs = [(query, key, value)[index].requires_grad_(trains) for index in order]
+        expected = attention(*inputs, backend="reference")
+        torch.testing.assert_close(attention(*inputs, backend=fast), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_masks(fast, kinds):
@@ -210,10 +199,12 @@ POSITIONS = {
 }
 
 
+@pytest.mark.parametrize("window", [None, (9, 5)])
 @pytest.mark.parametrize("case", POSITIONS)
-def test_positions(fast, tables, case):
-    query_positions, key_positions = (at.to(DEVICE) if isinstance(at, torch.Tensor) else at for at in POSITIONS[case])
-    options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case != "ids"}
+def test_positions(fast, tables, case, window):
+    query_positions, key_positions = POSITIONS[case]
+    causal = case == "cache" if window else case != "ids"
+    options = {"query_positions": query_positions, "key_positions": key_positions, "causal": causal, "window": window}
     check(fast, content(37, 50), terms_of(tables, 37, 50), **options)
 
 
@@ -261,13 +252,6 @@ def test_windows(fast, kinds, window):
     check(fast, content(33, 40), terms_of(kinds, 33, 40), window=WINDOWS[window])
 
 
-@pytest.mark.parametrize("case", POSITIONS)
-def test_windows_of_positions(fast, tables, case):
-    query_positions, key_positions = POSITIONS[case]
-    options = {"query_positions": query_positions, "key_positions": key_positions, "causal": case == "cache"}
-    check(fast, content(37, 50), terms_of(tables, 37, 50), window=(9, 5), **options)
-
-
 @pytest.mark.parametrize("number", [2**63 - 1, 2**63, 10**30])
 def test_numbers_that_no_int64_holds_forbid_nothing(fast, number):
     *inputs, terms = *(tensor.float() for tensor in content(9, 9)), [OffsetBias(random(HEADS, 5).float(), -2)]
@@ -292,10 +276,10 @@ def test_soft_caps(fast, kinds, options):
 def test_heads_share_scores(fast, items):
     """As in a mask of other libraries, (batch, 1, n_q, n_k)."""
     inputs, scores = content(9, 14), random(items, 1, 9, 14)
-    found = check(fast, inputs, [(DenseBias, [scores], None)])
+    results = check(fast, inputs, [(DenseBias, [scores], None)])
     expected = run("reference", torch.float64, inputs, [(DenseBias, [scores.expand(-1, HEADS, -1, -1)], None)], {})
-    torch.testing.assert_close(found[0].double(), expected[0], rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[4].double(), expected[4].sum(1, keepdim=True), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results[0].double(), expected[0], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(results[4].double(), expected[4].sum(1, keepdim=True), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (3, 0)}, {"window": 3, "softcap": 2.0}], ids=str)
@@ -304,8 +288,8 @@ def test_log_sums(fast, kinds, options, sinks_of):
     inputs, terms = content(37, 30), terms_of(kinds, 37, 30)
     sinks = {None: None, "heads": random(HEADS), "queries": random(BATCH, HEADS, 37)}[sinks_of]
     expected = with_log_sums("reference", torch.float64, inputs, terms, sinks, **options)
-    found = with_log_sums(fast, torch.float32, inputs, terms, sinks, **options)
-    for ours, theirs in zip(found, expected, strict=True):
+    results = with_log_sums(fast, torch.float32, inputs, terms, sinks, **options)
+    for ours, theirs in zip(results, expected, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=2e-5, atol=2e-5)
     # Where the first queries may not attend to anything, there is nothing to sum.
     assert expected[1].isneginf().any() == (sinks is None and ("causal" in options or "window" in options))
@@ -325,9 +309,9 @@ def test_a_sink_is_a_key_with_no_value(fast, sink):
     bias[..., -1] = sinks.unsqueeze(-1)
     longer = torch.cat([mask, torch.ones(BATCH, 1, dtype=torch.bool)], 1)
     options["key_mask"] = longer
-    wanted = attention(query, *extended, [DenseBias(bias)], return_lse=True, backend="reference", **options)
-    torch.testing.assert_close(out, wanted[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(lse, wanted[1], rtol=1e-5, atol=1e-6)
+    expected = attention(query, *extended, [DenseBias(bias)], return_lse=True, backend="reference", **options)
+    torch.testing.assert_close(out, expected[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(lse, expected[1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("trains", [False, True])
@@ -351,7 +335,7 @@ def test_parts_merge_to_the_whole(fast):
     mask[0, :12] = False
     results = []
     for cuts in ([(0, 30)], [(0, 12), (12, 13), (13, 30)]):
-        query, key, value, table = leaves = [each.float().requires_grad_() for each in (*inputs, bias)]
+        query, key, value, table = leaves = [tensor.float().requires_grad_() for tensor in (*inputs, bias)]
         parts = [
             attention(
                 *(query, key[:, :, start:end], value[:, :, start:end], [OffsetBias(table, -20)]),
@@ -363,36 +347,36 @@ def test_parts_merge_to_the_whole(fast):
             )
             for start, end in cuts
         ]
-        outs, lses = (torch.stack(each) for each in zip(*parts, strict=True))
+        outs, lses = (torch.stack(results) for results in zip(*parts, strict=True))
         out, lse = (lses.softmax(0).unsqueeze(-1) * outs).sum(0), lses.logsumexp(0)
         loss = (out * output_gradient(out)).sum() + (lse * output_gradient(lse)).sum()
         results.append([out, lse, *torch.autograd.grad(loss, leaves)])
-    for whole, merged in zip(*results, strict=True):
-        torch.testing.assert_close(merged, whole, rtol=2e-5, atol=2e-5)
+    for of_all, merged in zip(*results, strict=True):
+        torch.testing.assert_close(merged, of_all, rtol=2e-5, atol=2e-5)
 
 
 # --- dropout
 
 
-@pytest.mark.parametrize("positions", ["affine", "ids"])
-def test_dropout_drops_what_the_reference_drops(fast, kinds, positions):
+@pytest.mark.parametrize(("positions", "dropout_p"), [("affine", 0.6), ("ids", 0.6), ("affine", 0.999)])
+def test_dropout_drops_what_the_reference_drops(fast, kinds, positions, dropout_p):
     options = {"query_positions": torch.arange(37)} if positions == "ids" else {}
-    check(fast, content(37, 30), terms_of(kinds, 37, 30), dropout_p=0.6, **options)
+    check(fast, content(37, 30), terms_of(kinds, 37, 30), dropout_p=dropout_p, **options)
 
 
 def test_dropout_drops_what_the_reference_drops_beside_sinks(fast):
     """An item whose queries see nothing has the sinks' logits as its log-sum-exps."""
     options = {"window": (7, 2), "dropout_p": 0.5, "key_mask": torch.tensor([[True], [False]]).expand(-1, 40)}
     inputs, terms, sinks = content(37, 40, key_heads=1), terms_of(["bias"], 37, 40), random(BATCH, HEADS, 37)
-    found = []
+    results = []
     for backend, dtype in ((fast, torch.float32), ("reference", torch.float64)):
         torch.manual_seed(SEED)
-        found.append(with_log_sums(backend, dtype, inputs, terms, sinks, **options))
+        results.append(with_log_sums(backend, dtype, inputs, terms, sinks, **options))
         # All draw as much, so that what follows is the same too.
-        found[-1].append(torch.rand(1))
-        assert not found[-1][0][1].any()
-        torch.testing.assert_close(found[-1][1][1], sinks[1].to(dtype))
-    for ours, theirs in zip(*found, strict=True):
+        results[-1].append(torch.rand(1))
+        assert not results[-1][0][1].any()
+        torch.testing.assert_close(results[-1][1][1], sinks[1].to(dtype))
+    for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.double(), theirs.double(), rtol=2e-5, atol=2e-5)
 
 
@@ -405,8 +389,8 @@ def test_sinks_in_half_precision(fast, shape):
         sinks = random(*shape).bfloat16().double()
         for errors, backend, of_sinks in ((plain, "reference", None), (ours, fast, sinks)):
             expected = with_log_sums("reference", torch.float64, inputs, terms, of_sinks)
-            found = with_log_sums(backend, torch.bfloat16, inputs, terms, of_sinks)
-            errors.append([error(got, exact) for got, exact in zip(found, expected, strict=True)])
+            results = with_log_sums(backend, torch.bfloat16, inputs, terms, of_sinks)
+            errors.append([error(result, exact) for result, exact in zip(results, expected, strict=True)])
     plain, ours = np.mean(plain, axis=0), np.mean(ours, axis=0)
     assert (ours[:-1] <= 2 * plain).all()
     assert ours[-1] <= 2 * plain.max()
@@ -442,25 +426,6 @@ def test_rows_that_may_attend_nothing_are_zeros_with_zero_gradients(fast):
     assert (gradients[3][:, 0, 3] == 0).all()
 
 
-def test_gradients_only_where_needed(fast):
-    query, key, value, table, sinks = given = [
-        each.float().requires_grad_() for each in (*content(20, 20), random(HEADS, 5), random(HEADS))
-    ]
-
-    def attend():
-        out, lse = attention(query, key, value, [OffsetBias(table, -2)], sinks=sinks, return_lse=True, backend=fast)
-        return (out * output_gradient(out)).sum() + lse.sin().sum()
-
-    wanted = torch.autograd.grad(attend(), given)
-    for needed, whole in zip(given, wanted, strict=True):
-        for each in given:
-            each.requires_grad_(each is needed)
-        torch.testing.assert_close(torch.autograd.grad(attend(), needed)[0], whole)
-    needed.requires_grad_(False)
-    with torch.no_grad():
-        assert not attention(query, key, value, backend=fast).requires_grad
-
-
 def elsewhere(tensor):
     """The same numbers, every other one in memory, beginning at another multiple of four bytes."""
     return torch.zeros(*tensor.shape, 2, dtype=tensor.dtype, device=tensor.device)[..., 1].copy_(tensor)
@@ -474,15 +439,15 @@ def test_saved_tensors_may_come_back_elsewhere(fast, layout, dtype):
     close = {"rtol": 1e-4, "atol": 1e-4} if dtype == torch.float32 else {"rtol": 0.02, "atol": 0.05}
     for hook in (None, torch.clone, None, elsewhere, torch.clone, elsewhere):
         if layout == "one head for all":
-            whole = random(3, 1, 1, 24, DIM).to(dtype)
-            rows = [each.expand(-1, HEADS, -1, -1) for each in whole]
+            projected = random(3, 1, 1, 24, DIM).to(dtype)
+            rows = [row.expand(-1, HEADS, -1, -1) for row in projected]
         else:
-            whole = random(1, 24, 3, HEADS, DIM).to(dtype)
-            rows = list(whole.transpose(1, 3).unbind(2))
+            projected = random(1, 24, 3, HEADS, DIM).to(dtype)
+            rows = list(projected.transpose(1, 3).unbind(2))
         gradients = []
         for name in (fast, "reference"):
             wide = torch.float32 if name == "reference" else dtype
-            leaves = [each.detach().to(wide).requires_grad_() for each in rows]
+            leaves = [row.detach().to(wide).requires_grad_() for row in rows]
             leaves.append(table.clone().requires_grad_())
             hooks = torch.autograd.graph.saved_tensors_hooks(hook, lambda tensor: tensor) if hook else nullcontext()
             with hooks:
@@ -494,7 +459,7 @@ def test_saved_tensors_may_come_back_elsewhere(fast, layout, dtype):
 
 @pytest.mark.parametrize("hook", [torch.Tensor.bfloat16, lambda tensor: tensor[..., :7]], ids=["dtype", "shape"])
 def test_saved_tensors_that_come_back_as_others_are_refused(fast, hook):
-    inputs = [each.float().requires_grad_() for each in content(20, 20)]
+    inputs = [tensor.float().requires_grad_() for tensor in content(20, 20)]
     for _ in range(2):
         with torch.autograd.graph.saved_tensors_hooks(hook, lambda tensor: tensor):
             out = attention(*inputs, backend=fast)
@@ -506,16 +471,17 @@ def test_saved_tensors_that_come_back_as_others_are_refused(fast, hook):
 def test_positions_have_no_gradient(fast, name):
     name = fast if name == "fast" else name
     for _ in range(2):
-        query, key, value = (each.float().requires_grad_() for each in content(20, 20))
-        at = torch.arange(20.0, device=DEVICE).requires_grad_()
-        # The compiled kernel leaves causality at fractional positions to others.
-        options = {"query_positions": at * 1.5, "key_positions": at + 0.25, "causal": name != "native", "backend": name}
-        out = attention(query, key, value, **options)
-        *gradients, none = torch.autograd.grad(out.sum(), [query, key, value, at], allow_unused=True)
-        options = {**options, "query_positions": at.detach() * 1.5, "key_positions": at.detach() + 0.25}
-        out = attention(query, key, value, **options)
+        query, key, value = (tensor.float().requires_grad_() for tensor in content(20, 20))
+        positions = torch.arange(20.0, device=DEVICE).requires_grad_()
+        results = []
+        for line in (positions, positions.detach()):
+            # The compiled kernel leaves causality at fractional positions to others.
+            options = {"query_positions": line * 1.5, "key_positions": line + 0.25, "causal": name != "native"}
+            out = attention(query, key, value, **options, backend=name)
+            results.append(torch.autograd.grad(out.sum(), [query, key, value, positions], allow_unused=True))
+        (*gradients, none), (*expected, _) = results
         assert none is None
-        assert all(map(torch.equal, gradients, torch.autograd.grad(out.sum(), [query, key, value])))
+        assert all(map(torch.equal, gradients, expected))
 
 
 # --- precision
@@ -523,14 +489,14 @@ def test_positions_have_no_gradient(fast, name):
 
 def test_errors_are_those_of_plain_float32_over_many_seeds(fast):
     """One error is luck, and its bound has to be wide; the median of several tells a lost digit."""
-    found = {"reference": [], fast: []}
+    errors_of = {"reference": [], fast: []}
     for seed in range(9):
         torch.manual_seed(seed)
         inputs, terms = content(20, 30), terms_of(TABLES, 20, 30)
         exact = run("reference", torch.float64, inputs, terms, {"causal": True})
-        for name, errors in found.items():
+        for name, errors in errors_of.items():
             errors.append(list(map(error, run(name, torch.float32, inputs, terms, {"causal": True}), exact)))
-    plain, ours = (torch.tensor(errors).median(0).values for errors in found.values())
+    plain, ours = (torch.tensor(errors).median(0).values for errors in errors_of.values())
     # Weights that the backward makes anew, and what it takes from the output in place of them, cost up to twice.
     assert (ours <= 3 * plain).all()
 
@@ -559,13 +525,13 @@ def test_what_rounding_takes_from_the_output_spoils_no_gradient_of_a_table(fast)
     torch.manual_seed(0)
     *inputs, d_out = (torch.randn(1, 2, 257, 32).bfloat16() for _ in range(4))
     tables = [0.3 * torch.randn(1, 33, 32) for _ in range(2)]
-    found = []
+    results = []
     for name, dtype in ((fast, torch.bfloat16), ("reference", torch.float64)):
         leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
         keys, values = (table.to(torch.promote_types(dtype, torch.float32)).requires_grad_() for table in tables)
         out = attention(*leaves, [OffsetKeys(keys, -16), OffsetValues(values, -16)], backend=name)
-        found.append([out, *torch.autograd.grad(out, [*leaves, keys, values], d_out.to(dtype))])
-    of_output, *of_gradients = map(relative_error, *found)
+        results.append([out, *torch.autograd.grad(out, [*leaves, keys, values], d_out.to(dtype))])
+    of_output, *of_gradients = map(relative_error, *results)
     assert max(of_gradients) <= 1.5 * of_output
 
 

@@ -25,7 +25,7 @@ from tests.kernels.cases import (
 )
 from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, native
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 fast = pytest.fixture(params=FAST)(lambda request: request.param)
 
@@ -47,7 +47,7 @@ MEMORY = {
 @pytest.mark.parametrize("kind", MEMORY)
 def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, options, monkeypatch):
     # At every length a block has this many scores, and the compiled kernel as many parts with sums of their own.
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**15)
+    monkeypatch.setattr(blockwise, "MAX_BLOCK_SCORES", 2**15)
     monkeypatch.setattr(native, "_TASKS", 1)
     peaks = []
     for length in (1024, 2048, 4096):
@@ -66,7 +66,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, option
 @pytest.mark.parametrize(("n_q", "n_k"), [(4096, 4), (4096, 16)])
 @pytest.mark.parametrize("training", [False, True])
 def test_few_keys_take_no_memory_by_the_square_of_queries(fast, n_q, n_k, training, monkeypatch):
-    monkeypatch.setattr(blockwise, "BLOCK_SCORES", 2**16)
+    monkeypatch.setattr(blockwise, "MAX_BLOCK_SCORES", 2**16)
     query, key, value = (torch.randn(1, 2, n, 8, requires_grad=training) for n in (n_q, n_k, n_k))
     table = torch.randn(2, 9, requires_grad=training)
 
@@ -118,7 +118,7 @@ def test_tables_far_apart_take_no_memory_for_what_lies_between(fast):
     "options",
     [
         {"causal": True},
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ({}, {"query_positions": Positions(0, 2, 700)})),
+        *(pytest.param(options, marks=pytest.mark.slow) for options in ({}, {"query_positions": Positions(0, 2, 700)})),
     ],
     ids=str,
 )
@@ -155,7 +155,7 @@ def test_long_tables_of_vectors(fast):
 )
 @pytest.mark.parametrize("names", [(), TABLES], ids=["no terms", "tables"])
 def test_windows_in_blocks(fast, names, n_q, n_k, options, key_heads, dtype, monkeypatch):
-    monkeypatch.setattr(blockwise, "FEWEST_ROWS", 7)
+    monkeypatch.setattr(blockwise, "MIN_ROWS", 7)
     check(fast, content(n_q, n_k, key_heads=key_heads), terms_of(names, n_q, n_k), dtype, **options)
 
 
@@ -233,10 +233,10 @@ def test_gradients_of_dense_biases_that_a_batch_shares_are_summed_in_float32(fas
     d_out = output_gradient(inputs[0]).bfloat16()
     out = attention(*inputs, [DenseBias(scores)], backend=fast)
     expected = attention(*(tensor.double() for tensor in inputs), [DenseBias(exact)], backend="reference")
-    (found,) = torch.autograd.grad(out, scores, d_out)
+    (gradient,) = torch.autograd.grad(out, scores, d_out)
     (truth,) = torch.autograd.grad(expected, exact, d_out.double())
     # Rounded once where it is stored, and what rounding of the output does to delta.
-    assert error(found, truth) <= 2 * torch.finfo(torch.bfloat16).eps
+    assert error(gradient, truth) <= 2 * torch.finfo(torch.bfloat16).eps
 
 
 @pytest.mark.parametrize("length", [20, 300])

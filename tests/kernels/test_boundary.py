@@ -6,24 +6,14 @@ from fractions import Fraction
 import pytest
 import torch
 
-from whereformer import (
-    DenseBias,
-    OffsetBias,
-    Positions,
-    attention,
-)
-from whereformer.kernels.fields import Call
+from whereformer import DenseBias, OffsetBias, Positions, attention
+from whereformer.kernels.call import Call
 
 B, H, D = 2, 3, 8
 
 
 def content(n_q, n_k, dtype=torch.float64):
     return [torch.randn(B, H, length, D, dtype=dtype, requires_grad=True) for length in (n_q, n_k, n_k)]
-
-
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
 
 
 # --- numbers of other libraries
@@ -41,8 +31,6 @@ def test_positions_and_offsets_may_be_numpys():
     options = {"query_positions": positions, "key_positions": positions}
     expected = attention(*inputs, [OffsetBias(table, -8, 2)], scale=0.25, **options)
     assert torch.equal(attention(*inputs, [term], scale=numpy.float32(0.25), **options), expected)
-    with pytest.raises(TypeError, match=r"^Positions.start: expected an int"):
-        Positions(numpy.float64(1.0), 1, 3)
     with pytest.raises(TypeError, match=r"^OffsetBias.first: expected an int, got np.float64"):
         attention(*inputs, [OffsetBias(table, numpy.float64(1.0))])
 
@@ -50,10 +38,6 @@ def test_positions_and_offsets_may_be_numpys():
 def test_a_scale_is_any_finite_number():
     inputs = [tensor.detach() for tensor in content(5, 5)]
     assert torch.equal(attention(*inputs, scale=Fraction(1, 4)), attention(*inputs, scale=0.25))
-    with pytest.raises(ValueError, match=r"^scale: expected a number from -1.79769e\+308 to 1.79769e\+308, got nan"):
-        attention(*inputs, scale=math.nan)
-    with pytest.raises(TypeError, match=r"^scale: expected a number, got"):
-        attention(*inputs, scale=torch.ones(()))
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -77,9 +61,6 @@ def test_positions_and_documents_of_any_whole_dtype(backend, dtype):
         return attention(*inputs, terms, backend=backend, **options, **packed)
 
     assert torch.equal(attend(dtype), attend(torch.int64))
-
-
-# --- terms and positions as objects
 
 
 # --- infinite biases
@@ -144,8 +125,7 @@ def test_causal_rows(n_q, n_k, starts, stride):
         out = attention(*inputs, backend=backend, **options)
         weigh = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view(out.shape)
         outs.append([out, *torch.autograd.grad((out * weigh).sum(), inputs, materialize_grads=True)])
-    for expected, found in zip(*outs, strict=True):
-        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(*outs)
 
 
 def test_a_masked_query_after_all_keys_needs_no_offsets(monkeypatch):

@@ -7,11 +7,11 @@ import torch
 
 from tests.kernels.cases import need_native
 from whereformer import OffsetBias, attention, explain
-from whereformer.kernels.call import make_call
-from whereformer.kernels.choose import choose
+from whereformer.kernels.backend_choice import choose_backend
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton import available as triton
 
-module = importlib.import_module("whereformer.kernels.choose")
+module = importlib.import_module("whereformer.kernels.backend_choice")
 TERM = (OffsetBias(torch.zeros(2, 3), -1),)
 
 
@@ -25,16 +25,16 @@ def native(request, monkeypatch):
     if request.param == "with":
         need_native()
         return True
-    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: "is not built: no compiler")
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", lambda call, device: "is not built: no compiler")
     return False
 
 
 @pytest.mark.parametrize(
     ("terms", "options", "chosen", "otherwise"),
     [
-        ((), {}, "native", "fused"),
-        ((), {"causal": True, "dropout_p": 0.1}, "native", "fused"),
-        ((), {"key_mask": torch.ones(1, 10, dtype=torch.bool)}, "native", "fused"),
+        ((), {}, "native", "sdpa"),
+        ((), {"causal": True, "dropout_p": 0.1}, "native", "sdpa"),
+        ((), {"key_mask": torch.ones(1, 10, dtype=torch.bool)}, "native", "sdpa"),
         ((), {"window": 3}, "native", "blockwise"),
         ((), {"softcap": 3.0}, "native", "blockwise"),
         (TERM, {}, "native", "blockwise"),
@@ -80,12 +80,12 @@ def test_what_only_torchs_attention_can_do_is_left_to_it(native):
         one(query[0], key[0], value[0])
         # A layer's projections are what autocast makes them already.
         halves = [tensor.bfloat16() for tensor in (query, key, value)]
-        assert explain(*halves).backend == ("native" if native else "fused")
+        assert explain(*halves).backend == ("native" if native else "sdpa")
     compiled = torch.compile(attention, fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(query, key, value), expected)
-    assert chosen == ["fused", "fused"]
+    assert chosen == ["sdpa", "sdpa"]
     with torch.autocast("cpu", torch.bfloat16):
-        assert explain(query, key, value, [OffsetBias(torch.zeros(1, 3), -1)]).backend != "fused"
+        assert explain(query, key, value, [OffsetBias(torch.zeros(1, 3), -1)]).backend != "sdpa"
 
 
 def test_the_number_of_queries_does_not_matter():
@@ -99,7 +99,7 @@ def test_the_number_of_queries_does_not_matter():
 
 def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
     why = "is not built: no compiler; install one"
-    monkeypatch.setattr(module.native.backend, "why_not", lambda call, device: why)
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", lambda call, device: why)
     choice = explain(*inputs(10), TERM)
     assert choice.reason == (
         f"some queries at a time in plain PyTorch, in O(n) memory; the compiled kernel would be faster, but it {why}"
@@ -111,19 +111,19 @@ def test_says_that_the_compiled_kernel_is_missing_and_why(monkeypatch):
 
 
 def test_a_kernel_that_takes_some_dtypes_leaves_the_others(monkeypatch):
-    def why_not(call, device):
+    def unsupported_reason(call, device):
         return None if call.value.dtype == torch.float32 else f"needs float32, got {call.value.dtype}"
 
-    monkeypatch.setattr(module.native.backend, "why_not", why_not)
+    monkeypatch.setattr(module.native.backend, "unsupported_reason", unsupported_reason)
     assert explain(*inputs(10), TERM).backend == "native"
     assert explain(*inputs(10, dtype=torch.float64), TERM).backend == "blockwise"
 
 
 def test_a_backend_refuses_an_input_that_it_does_not_list(monkeypatch):
     need_native()
-    listed = tuple(name for name in module.native.backend.inputs if name != "bias")
-    monkeypatch.setattr(module.native.backend, "inputs", listed)
-    with pytest.raises(ValueError, match=r"^backend: 'native' knows no bias; use backend='blockwise'$"):
+    listed = tuple(name for name in module.native.backend.supported_inputs if name != "bias")
+    monkeypatch.setattr(module.native.backend, "supported_inputs", listed)
+    with pytest.raises(ValueError, match=r"^backend: 'native' does not support bias; use backend='blockwise'$"):
         attention(*inputs(10), TERM, backend="native")
     assert explain(*inputs(10), TERM).backend == "blockwise"
 
@@ -155,7 +155,7 @@ def test_a_window_wider_than_the_sequence_is_none(window):
     tensors = inputs(20)
     assert str(explain(*tensors, window=window)) == str(explain(*tensors))
     assert torch.equal(attention(*tensors, window=window), attention(*tensors))
-    assert explain(*tensors, window=18).backend != "fused"
+    assert explain(*tensors, window=18).backend != "sdpa"
 
 
 def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
@@ -163,7 +163,7 @@ def test_packed_rows_on_a_gpu_go_to_triton_without_terms_too():
     ids = torch.arange(100).expand(1, -1) // 30
     packed = make_call(*inputs(100), query_documents=ids, key_documents=ids)
     gpu = torch.device("cuda")
-    chosen = choose(packed, "auto", gpu)
-    assert chosen == ("fused" if triton.why_not(packed, gpu) else "triton")
-    assert choose(make_call(*inputs(100)), "auto", gpu) == "fused"
-    assert choose(packed, "auto", gpu) != "native"
+    chosen = choose_backend(packed, "auto", gpu)
+    assert chosen == ("sdpa" if triton.unsupported_reason(packed, gpu) else "triton")
+    assert choose_backend(make_call(*inputs(100)), "auto", gpu) == "sdpa"
+    assert choose_backend(packed, "auto", gpu) != "native"

@@ -29,7 +29,6 @@ def content(n_q, n_k=None, batch=2):
 
 @pytest.fixture(autouse=True)
 def fresh():
-    torch.manual_seed(0)
     torch.compiler.reset()
 
 
@@ -185,10 +184,10 @@ def test_func_grad(length, terms, masked):
 def test_per_sample_gradients(length, terms):
     query, key, value = (tensor.unsqueeze(1) for tensor in content(length))
     table = torch.randn(HEADS, 9)
-    found = torch.func.vmap(torch.func.grad(loss("auto", terms), ALL), (0, 0, 0, None))(query, key, value, table)
+    by_sample = torch.func.vmap(torch.func.grad(loss("auto", terms), ALL), (0, 0, 0, None))(query, key, value, table)
     for index, sample in enumerate(zip(query, key, value, strict=True)):
         expected = gradients(loss("reference", terms), (*sample, table))
-        torch.testing.assert_close([each[index] for each in found], list(expected))
+        torch.testing.assert_close([gradient[index] for gradient in by_sample], list(expected))
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -196,9 +195,9 @@ def test_vmap_of_a_fast_backend_has_gradients():
     query, key, value = (tensor.unsqueeze(1) for tensor in content(120))
     function = loss("blockwise")
     inputs = query, key, value, torch.randn(HEADS, 9)
-    found = gradients(lambda *each: torch.func.vmap(function, (0, 0, 0, None))(*each).sum(), inputs)
-    expected = gradients(lambda *each: function(*(part.flatten(0, 1) for part in each[:3]), each[3]), inputs)
-    torch.testing.assert_close(found, expected)
+    actual = gradients(lambda *leaves: torch.func.vmap(function, (0, 0, 0, None))(*leaves).sum(), inputs)
+    expected = gradients(lambda *leaves: function(*(rows.flatten(0, 1) for rows in leaves[:3]), leaves[3]), inputs)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_compiled_func_grad():
@@ -212,16 +211,15 @@ def test_compiled_func_grad():
 @pytest.mark.parametrize("length", [30, 120])
 @pytest.mark.parametrize("second", [torch.func.jacfwd, torch.func.jacrev])
 def test_func_has_second_derivatives(second, length, terms):
-    query, *others = (*content(length, batch=1), torch.randn(HEADS, 9))
-    query, scale = query.double(), torch.ones((), dtype=torch.float64)
-    others = [tensor.double() for tensor in others]
+    query, *rest = (tensor.double() for tensor in (*content(length, batch=1), torch.randn(HEADS, 9)))
+    scale = torch.ones((), dtype=torch.float64)
 
     def scaled(backend):
-        return lambda scale: loss(backend, terms)(query * scale, *others)
+        return lambda scale: loss(backend, terms)(query * scale, *rest)
 
-    found = second(torch.func.grad(scaled("auto")))(scale)
+    derivative = second(torch.func.grad(scaled("auto")))(scale)
     nearby = [torch.func.grad(scaled("reference"))(scale + step) for step in (1e-6, -1e-6)]
-    torch.testing.assert_close(found, (nearby[0] - nearby[1]) / 2e-6, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(derivative, (nearby[0] - nearby[1]) / 2e-6, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("terms", [False, True])

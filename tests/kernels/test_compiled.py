@@ -25,7 +25,7 @@ for expression in sys.stdin:
         answer = [eval(expression), None]
     except Exception:
         answer = [None, traceback.format_exc()]
-    print("found", json.dumps(answer), flush=True)
+    print("answer", json.dumps(answer), flush=True)
 """
 
 
@@ -44,9 +44,9 @@ def ask():
 
         def answer(expression):
             print(expression, file=process.stdin, flush=True)
-            found = next((line for line in process.stdout if line.startswith("found ")), None)
-            assert found, "the process ended"
-            value, error = json.loads(found.removeprefix("found "))
+            line = next((line for line in process.stdout if line.startswith("answer ")), None)
+            assert line, "the process ended"
+            value, error = json.loads(line.removeprefix("answer "))
             assert error is None, error
             return value
 
@@ -60,9 +60,9 @@ def ask():
 )
 def test_the_backward_pass_compiles(gpu, term, ask):
     """A bias adds two kernels to those of any call, and nothing to what these do, but for sums beyond its ends."""
-    found = ask(f"[counts.kernel for counts in g.count({gpu}, 64, 'bfloat16', {term!r})]")
+    kernels = ask(f"[counts.kernel for counts in g.count({gpu}, 64, 'bfloat16', {term!r})]")
     of_bias = set() if term == "plain" else {"diagonals", "finish_bias"}
-    assert set(found) == {"forward", "prepare", "query_gradients", "key_gradients"} | of_bias
+    assert set(kernels) == {"forward", "prepare", "query_gradients", "key_gradients"} | of_bias
 
 
 def test_products_and_sums_are_fused(ask):
@@ -79,9 +79,9 @@ OF_TABLES = ["products", "table_gradients"]
 @pytest.mark.parametrize("dim", [128, 256])
 def test_kernels_for_wide_tables_of_vectors_fit_into_shared_memory(dim, kernels, ask):
     counts = f"g.count(89, {dim}, 'bfloat16', 'shaw', {kernels})"
-    found = ask(f"[(each.kernel, each.programs, each.shared) for each in {counts}]")
-    assert {name for name, _, _ in found} >= {*OF_TABLES}
-    assert all(programs > 0 and shared <= 99 * 1024 for _, programs, shared in found), found
+    sizes = ask(f"[(count.kernel, count.programs, count.shared) for count in {counts}]")
+    assert {name for name, _, _ in sizes} >= {*OF_TABLES}
+    assert all(programs > 0 and shared <= 99 * 1024 for _, programs, shared in sizes), sizes
 
 
 BEYOND = [*range(129, 161), 200, 256, 1000]

@@ -1,6 +1,5 @@
 """Random calls in every backend against an independent oracle; :mod:`.fuzz` runs any number of them by hand."""
 
-import os
 from dataclasses import replace
 
 import pytest
@@ -8,14 +7,15 @@ import torch
 
 from tests.every import EVERY
 from tests.kernels import fuzz
+from tests.kernels.cases import need_triton
 from tests.kernels.fuzz import Case, TermCase
 
 FEW, MANY = 24, 460 if EVERY else 260
 FEW_INTERPRETED, MANY_INTERPRETED = 5, 70 if EVERY else 40
 
 
-def seeds(few, many, *others):
-    quick = {*range(few), *others}
+def seeds(few, many, *more_seeds):
+    quick = {*range(few), *more_seeds}
     return [seed if seed in quick else pytest.param(seed, marks=pytest.mark.slow) for seed in range(many)]
 
 
@@ -26,12 +26,9 @@ def test_cpu_backends_are_within_rounding(seed):
 
 @pytest.fixture
 def interpreted():
-    pytest.importorskip("triton")
-    if torch.cuda.is_available() or os.environ.get("TRITON_INTERPRET") != "1":
-        pytest.skip("needs TRITON_INTERPRET=1 and no GPU")
-    from tests.kernels import interpreter
-
-    interpreter.mend()
+    if torch.cuda.is_available():
+        pytest.skip("the calls are on the CPU")
+    need_triton()
 
 
 # Kernels also compute keys beyond the last, which they do not store. With seed 11 a bias overflows there, and a table
@@ -100,16 +97,16 @@ def test_errors_of_a_thousandth_are_noticed(seed, monkeypatch):
     terms = tuple(TermCase(kind, length=5, first=-2, rank=2) for kind in kinds)
     terms += tuple(TermCase(kind, length=5, first=-2, rank=2, factors=True) for kind in ("OffsetKeys", "OffsetQueries"))
     terms += (TermCase("DistanceDecay"),)
-    drawn = fuzz.draw(seed)
-    case = replace(PLAIN, seed=seed, n_q=max(8, drawn.n_q), n_k=max(8, drawn.n_k), head_dim=8, terms=terms)
+    random_case = fuzz.draw(seed)
+    case = replace(PLAIN, seed=seed, n_q=max(8, random_case.n_q), n_k=max(8, random_case.n_k), head_dim=8, terms=terms)
     right = fuzz.results
     names = list(right(fuzz.Built(case), "reference"))
     assert len(names) == 17
     for name in names:
 
         def wrong(built, backend, name=name):
-            found = right(built, backend)
-            return found | {name: found[name] * 1.001}
+            tensors = right(built, backend)
+            return tensors | {name: tensors[name] * 1.001}
 
         monkeypatch.setattr(fuzz, "results", wrong)
         lines = fuzz.failures(case, ("reference",))

@@ -16,18 +16,6 @@ def content(n_q=4, n_k=6):
 
 
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_the_seed_decides(backend):
-    inputs = content()
-
-    def run(seed):
-        torch.manual_seed(seed)
-        return attention(*inputs, dropout_p=0.4, backend=backend)
-
-    assert torch.equal(run(1), run(1))
-    assert not torch.equal(run(1), run(2))
-
-
-@pytest.mark.parametrize("backend", ["auto", "reference"])
 def test_probability_zero_drops_nothing_and_draws_nothing(backend):
     inputs = content()
     plain = attention(*inputs, backend=backend)
@@ -103,27 +91,17 @@ def test_gradients():
     )
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_nearly_everything_dropped_stays_finite(backend):
-    inputs = [tensor.requires_grad_() for tensor in content()]
-    mask = torch.tensor([[True] * 6, [False] * 6])
-    out = attention(*inputs, key_mask=mask, dropout_p=0.999, backend=backend)
-    gradients = torch.autograd.grad(out.sum(), inputs)
-    assert all(tensor.isfinite().all() for tensor in (out, *gradients))
-    assert (out[1] == 0).all()
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_repeats_what_it_dropped(dtype, use_reentrant):
     """A reentrant checkpoint computes without gradients first, and with them again: by the same backend."""
     inputs = content()
     run = partial(attention, dropout_p=0.4)
-    found = []
+    results = []
     for call in (run, partial(checkpoint, run, use_reentrant=use_reentrant)):
         torch.manual_seed(0)
         leaves = [tensor.to(dtype).requires_grad_() for tensor in inputs]
         out = call(*leaves)
         out.sum().backward()
-        found += [out, *(leaf.grad for leaf in leaves)]
-    torch.testing.assert_close(found[:4], found[4:])
+        results.append([out, *(leaf.grad for leaf in leaves)])
+    torch.testing.assert_close(*results)

@@ -24,8 +24,8 @@ from whereformer import (
     attention,
     attention_varlen,
 )
-from whereformer.kernels import kinds, native, remember
-from whereformer.kernels.fields import Outline
+from whereformer.kernels import native, plan_cache, remember
+from whereformer.kernels.call import CallTemplate
 
 N, HEADS, DIM = 24, 2, 16
 
@@ -50,7 +50,7 @@ def rows(*size, dtype=torch.float32):
 
 
 def remembered():
-    return len(kinds._known.values)
+    return len(plan_cache._plans.values)
 
 
 def attend(*arguments, **options):
@@ -60,13 +60,13 @@ def attend(*arguments, **options):
 
 def check(make, kinds=1, **options):
     """Three calls of one kind with other numbers, of which the last two are computed from what is remembered."""
-    held = []
+    all_inputs = []
     for _ in range(3):
         # What was given before stays in memory, so that an old address would be read without a crash.
-        held.append(given := make())
-        found, wanted = attend(*given, **options), attention(*given, **options, backend="reference")
-        close = 1e-5 if found.dtype == torch.float32 else 1e-2
-        torch.testing.assert_close(found, wanted, rtol=close, atol=close)
+        all_inputs.append(inputs := make())
+        actual, expected = attend(*inputs, **options), attention(*inputs, **options, backend="reference")
+        close = 1e-5 if actual.dtype == torch.float32 else 1e-2
+        torch.testing.assert_close(actual, expected, rtol=close, atol=close)
     assert remembered() == kinds
 
 
@@ -89,24 +89,6 @@ TERMS = {
     "factors": lambda: [FactorPair(rows(1, HEADS, N, 3), rows(1, HEADS, N, 3))],
     "dense": lambda: [DenseBias(rows(1, HEADS, N, N).mT)],
 }
-
-
-@pytest.mark.parametrize("terms", TERMS)
-def test_gradients_of_other_numbers(terms, monkeypatch):
-    described, arguments = [], native.Arguments
-    monkeypatch.setattr(native, "Arguments", lambda *each, **named: described.append(1) or arguments(*each, **named))
-    held = []
-    for number in range(3):
-        some = TERMS[terms]()
-        given = [rows(), rows(), rows(), *(getattr(term, field) for term in some for field in term.axes)]
-        held.append([each.requires_grad_() for each in given])
-        d_results, found = (rows(), rows(1, HEADS, N)), []
-        for name in ("native", "reference"):
-            torch.manual_seed(number)  # of dropout
-            results = attention(*given[:3], some, causal=True, dropout_p=0.2, return_lse=True, backend=name)
-            found.append(torch.autograd.grad(results, given, d_results))
-        torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
-    assert len(described) == 2
 
 
 def half(*size):
@@ -143,30 +125,34 @@ OPTIONS = {
 }
 
 
-def results_of(name, training, given):
+def results_of(options, training, arguments, seed):
     """The results of a call, and the gradients of all of its tensors."""
-    *content, terms = given
+    *content, terms = arguments
     leaves = [*content, *(getattr(term, field) for term in terms for field in term.axes)]
     for leaf in leaves:
         leaf.requires_grad_(training)
+    torch.manual_seed(seed)  # of dropout
     with nullcontext() if training else torch.no_grad():
-        output = attention(*content, terms, **OPTIONS.get(name, {}), backend="native")
-        return [output, *(torch.autograd.grad(output.square().sum(), leaves) if training else ())]
+        results = attention(*content, terms, **options, backend="native")
+        results = results if options.get("return_lse") else (results,)
+        loss = sum(result.sin().sum() for result in results)
+        return [*results, *(torch.autograd.grad(loss, leaves) if training else ())]
 
 
 @pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("options", [{}, {"causal": True, "dropout_p": 0.2, "return_lse": True}], ids=str)
 @pytest.mark.parametrize("name", CALLS)
-def test_every_kind_is_remembered_and_gives_the_bits_of_a_call_that_is_not(name, training, monkeypatch):
-    given = [CALLS[name]() for _ in range(3)]
-    first = results_of(name, training, given[0])
+def test_every_kind_is_remembered_and_gives_the_bits_of_a_call_that_is_not(name, options, training, monkeypatch):
+    calls, options = [CALLS[name]() for _ in range(3)], {**options, **OPTIONS.get(name, {})}
+    results = [results_of(options, training, calls[0], 0)]
     assert remembered() == 1
     with monkeypatch.context() as patch:
         patch.delattr(whereformer.kernels, "make_call")
-        patch.delattr(native, "Arguments")
-        later = [results_of(name, training, each) for each in given[1:]]
+        patch.delattr(native, "CallStruct")
+        results += [results_of(options, training, calls[seed], seed) for seed in (1, 2)]
     with without_memories():
-        for each, results in zip(given, (first, *later), strict=True):
-            assert all(map(torch.equal, results_of(name, training, each), results))
+        for seed, arguments in enumerate(calls):
+            assert all(map(torch.equal, results_of(options, training, arguments, seed), results[seed]))
         assert remembered() == 0
 
 
@@ -187,30 +173,23 @@ def test_calls_of_other_backends_and_functions_are_remembered(monkeypatch):
             with monkeypatch.context() as patch:
                 patch.delattr(whereformer.kernels, "make_call")
                 again = call()
-            known = dict(kinds._known.values)
+            known = dict(plan_cache._plans.values)
             with without_memories():
                 assert torch.equal(call(), again)
-            kinds._known.values.update(known)
-
-
-def test_which_tensors_are_the_same_tells_kinds_apart():
-    check(three)
-    check(lambda: [rows()] * 3, kinds=2)
-    check(lambda: [*[rows()] * 2, rows()], kinds=3)
-    check(three, kinds=3)
+            plan_cache._plans.values.update(known)
 
 
 def test_a_gradient_may_be_an_input():
-    given = [rows().requires_grad_() for _ in range(3)]
-    for d_output in (given[0], rows(), given[2]):
-        found, wanted = (
-            torch.autograd.grad(attention(*given, backend=name), given, d_output) for name in ("native", "reference")
+    leaves = [rows().requires_grad_() for _ in range(3)]
+    for d_output in (leaves[0], rows(), leaves[2]):
+        actual, expected = (
+            torch.autograd.grad(attention(*leaves, backend=name), leaves, d_output) for name in ("native", "reference")
         )
-        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_variable_switches_memories_off():
-    code = "from whereformer.kernels.memory import Memory; memory = Memory(1); memory.put(1, 2); print(memory.values)"
+    code = "from whereformer.kernels.bounded_cache import BoundedCache as C; c = C(1); c.put(1, 2); print(c.values)"
     environment = {**os.environ, "WHEREFORMER_REMEMBER": "0"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "{}"
@@ -230,10 +209,10 @@ ELSEWHERE = torch.ones(1)
 
 @pytest.mark.parametrize("name", UNWRITTEN)
 def test_what_depends_on_more_than_the_tensors_is_not_remembered(name):
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = UNWRITTEN[name](*kind.tensors)
-    first.remember(Outline, results)
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = UNWRITTEN[name](*signature.tensors)
+    recorder.cache_plan(CallTemplate, results)
     assert remembered() == 0
 
 
@@ -245,17 +224,12 @@ def test_steps_take_tensors_in_lists_and_tuples():
         def attend(self, tensors):
             return tensors
 
-    kind = kinds.kind_of((rows(), rows()), (), ())
-    with (first := kinds.FirstCall(kind)):
-        results = compute(*kind.tensors)
-    first.remember(Itself(), results[:3])
-    others = kinds.kind_of((rows(), rows()), (), ())
-    assert all(map(torch.equal, kinds.attend_again(others), compute(*others.tensors)[:3]))
-
-
-def test_shaws_tables_beside_bfloat16():
-    """The forward keeps more for a backward, which does not come."""
-    check(lambda: (*(rows(dtype=torch.bfloat16) for _ in range(3)), [OffsetKeys(rows(1, 9, DIM), -4)]))
+    signature = plan_cache.make_signature((rows(), rows()), (), ())
+    with (recorder := plan_cache.StepRecorder(signature)):
+        results = compute(*signature.tensors)
+    recorder.cache_plan(Itself(), results[:3])
+    later = plan_cache.make_signature((rows(), rows()), (), ())
+    assert all(map(torch.equal, plan_cache.attend_from_cache(later), compute(*later.tensors)[:3]))
 
 
 def test_tensors_may_share_memory():
@@ -270,25 +244,25 @@ def test_layouts_are_kinds(layout):
 
 
 def test_numbers_of_masks_and_positions_are_read_again():
-    def given():
+    def draw_options():
         ids = torch.randint(0, 3, (2, 1, N))
-        at = torch.randint(0, N, (2, N))
+        positions = torch.randint(0, N, (2, N))
         return {
             "key_mask": torch.rand(1, N) > 0.5,
             "query_documents": ids[0],
             "key_documents": ids[1],
-            "query_positions": at[0],
-            "key_positions": at[1].sort().values,
+            "query_positions": positions[0],
+            "key_positions": positions[1].sort().values,
         }
 
     q, k, v = rows(), rows(), rows()
     for _ in range(3):
-        options = given()
-        found, wanted = (
+        options = draw_options()
+        actual, expected = (
             fn(q, k, v, causal=True, **options)
             for fn in (attend, lambda *a, **o: attention(*a, **o, backend="reference"))
         )
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, expected)
     assert remembered() == 1
 
 
@@ -296,16 +270,16 @@ def test_numbers_of_masks_and_positions_are_read_again():
 @pytest.mark.parametrize("return_lse", [False, True])
 def test_sinks_are_read_again(size, return_lse):
     for _ in range(3):
-        given, sinks = (rows(), rows(), rows()), rows(*size)
-        found, wanted = (
-            attention(*given, sinks=sinks, return_lse=return_lse, backend=name) for name in ("native", "reference")
+        inputs, sinks = (rows(), rows(), rows()), rows(*size)
+        actual, expected = (
+            attention(*inputs, sinks=sinks, return_lse=return_lse, backend=name) for name in ("native", "reference")
         )
-        torch.testing.assert_close(found, wanted)
+        torch.testing.assert_close(actual, expected)
     assert remembered() == 1
 
 
 @pytest.mark.parametrize(
-    "other",
+    "call_options",
     [
         {"causal": True},
         {"scale": 2},
@@ -320,20 +294,20 @@ def test_sinks_are_read_again(size, return_lse):
     ],
     ids=str,
 )
-def test_options_are_kinds(other):
+def test_options_are_kinds(call_options):
     """A call after one of the same tensors gives what it would alone, errors included."""
-    given = rows(), rows(), rows()
+    inputs = rows(), rows(), rows()
 
     def result():
         try:
-            return attend(*given, **other)
+            return attend(*inputs, **call_options)
         except TypeError as error:
             return str(error)
 
     alone = result()
     remember(True)
     for options in ({"scale": 1}, {"causal": True, "scale": 1.0}, {"window": (3, 4)}, {"window": 3}):
-        attend(*given, **options)
+        attend(*inputs, **options)
     for _ in range(2):
         after = result()
         assert after == alone if isinstance(alone, str) else all(map(torch.equal, after, alone))
@@ -350,10 +324,11 @@ def test_a_wrong_call_after_a_good_one_is_refused():
         attend(q, k, v, window=(1, 2), key_mask=torch.ones(1, N, dtype=torch.uint8))
     meta = [torch.empty(0, 2, N, 4, device="meta")] * 3
     assert attention(*meta, causal=True).shape == (0, 2, N, 4)
-    at = torch.arange(N, dtype=torch.float64)
-    attention(q, k, v, causal=True, query_positions=at, key_positions=at.clone())
+    positions = torch.arange(N, dtype=torch.float64)
+    attention(q, k, v, causal=True, query_positions=positions, key_positions=positions.clone())
+    broken = positions.where(positions != 3, torch.nan)
     with pytest.raises(ValueError, match="finite"):
-        attention(q, k, v, causal=True, query_positions=at.where(at != 3, torch.nan), key_positions=at)
+        attention(q, k, v, causal=True, query_positions=broken, key_positions=positions)
 
 
 def test_a_conjugates_part_has_the_other_sign(monkeypatch):
@@ -361,11 +336,11 @@ def test_a_conjugates_part_has_the_other_sign(monkeypatch):
     kind, read = type(native.backend), []
     for name, usual in (("forward", kind.forward), ("backward", kind.backward)):
 
-        def noted(self, call, *rest, usual=usual):
-            read.extend(each for each in (*call.arguments(), *rest[0]) if isinstance(each, torch.Tensor))
+        def noting(self, call, *rest, usual=usual):
+            read.extend(argument for argument in (*call.arguments(), *rest[0]) if isinstance(argument, torch.Tensor))
             return usual(self, call, *rest)
 
-        monkeypatch.setattr(kind, name, noted)
+        monkeypatch.setattr(kind, name, noting)
     part = torch.randn(1, HEADS, N, DIM, dtype=torch.complex64).conj().imag
     k, v, bias = rows(), rows(), torch.randn(HEADS, 9, dtype=torch.complex64).conj().imag
     terms = [OffsetBias(bias, -4)]
@@ -374,51 +349,53 @@ def test_a_conjugates_part_has_the_other_sign(monkeypatch):
     attend(part.clone(), k, v, [OffsetBias(bias.clone(), -4)])
     torch.testing.assert_close(attend(part, k, v, terms), attention(part, k, v, terms, backend="reference"))
     leaf = rows().requires_grad_()
-    wanted = torch.autograd.grad(attention(leaf, k, v, terms, backend="reference"), leaf, part)
-    torch.testing.assert_close(torch.autograd.grad(attention(leaf, k, v, terms, backend="native"), leaf, part), wanted)
+    actual, expected = (
+        torch.autograd.grad(attention(leaf, k, v, terms, backend=name), leaf, part) for name in ("native", "reference")
+    )
+    torch.testing.assert_close(actual, expected)
     assert read
-    assert not any(each.is_neg() for each in read)
+    assert not any(argument.is_neg() for argument in read)
 
 
 def test_another_default_device_changes_nothing():
-    given = rows(), rows(), rows()
-    wanted = attend(*given)
+    inputs = rows(), rows(), rows()
+    expected = attend(*inputs)
     with torch.device("meta"):
-        assert torch.equal(attend(*given), wanted)
+        assert torch.equal(attend(*inputs), expected)
 
 
 def test_gradients_are_recorded_where_they_are_wanted():
     q, k, v = rows(), rows(), nn.Parameter(rows())
-    wanted = attend(q, k, v)
+    expected = attend(q, k, v)
     with torch.inference_mode():
-        assert torch.equal(attend(q, k, v), wanted)
+        assert torch.equal(attend(q, k, v), expected)
     out = attention(q, k, v)
     assert out.requires_grad
-    assert torch.equal(out, wanted)
+    assert torch.equal(out, expected)
     assert not attention(q, k, v.detach()).requires_grad
 
 
 @pytest.mark.filterwarnings("ignore:.*batching rule:UserWarning")  # of torch's own attention
 def test_transforms_are_seen():
-    given = rows(), rows(), rows()
-    attend(*given)
-    stacked = [torch.stack((each, 2 * each)) for each in given]
-    wanted = torch.stack([attention(*each, backend="reference") for each in zip(*stacked, strict=True)])
-    torch.testing.assert_close(torch.func.vmap(attention)(*stacked), wanted)
+    inputs = rows(), rows(), rows()
+    attend(*inputs)
+    stacked = [torch.stack((tensor, 2 * tensor)) for tensor in inputs]
+    expected = torch.stack([attention(*tensor, backend="reference") for tensor in zip(*stacked, strict=True)])
+    torch.testing.assert_close(torch.func.vmap(attention)(*stacked), expected)
 
 
 def test_dropout_draws_again():
-    given = rows(), rows(), rows()
-    assert not torch.equal(attend(*given, dropout_p=0.5), attend(*given, dropout_p=0.5))
+    inputs = rows(), rows(), rows()
+    assert not torch.equal(attend(*inputs, dropout_p=0.5), attend(*inputs, dropout_p=0.5))
 
 
 def test_few_kinds_are_remembered(monkeypatch):
-    most = 20
-    monkeypatch.setattr(kinds._known, "_most", most)
+    limit = 20
+    monkeypatch.setattr(plan_cache._plans, "_max_size", limit)
     q = rows(1, HEADS, 1, DIM)
-    for n in range(1, most + 50):
+    for n in range(1, limit + 50):
         attend(q, rows(1, HEADS, n, DIM), rows(1, HEADS, n, DIM))
-    assert remembered() == most
+    assert remembered() == limit
     # Nothing of the tensors stays.
     v = rows()
     before = sys.getrefcount(v)
@@ -429,14 +406,14 @@ def test_few_kinds_are_remembered(monkeypatch):
 @pytest.mark.parametrize("name", ["one tensor as query, key and value", "two biases"])
 def test_threads_share_what_is_remembered(name):
     """Also first calls in several threads at once, while another thread switches memories off and on."""
-    given = [CALLS[name]() for _ in range(3)]
-    wanted = [attend(*each) for each in given]
+    calls = [CALLS[name]() for _ in range(3)]
+    expected = [attend(*arguments) for arguments in calls]
 
     def results(number):
         for _ in range(20):
             remember(number % 3 != 0)
-            for each, result in zip(given, wanted, strict=True):
-                assert torch.equal(attend(*each), result)
+            for arguments, result in zip(calls, expected, strict=True):
+                assert torch.equal(attend(*arguments), result)
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(results, range(6)))

@@ -57,9 +57,9 @@ KINDS = EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors"
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        pytest.param(options, kinds, marks=() if (at + number) % 3 == 0 else pytest.mark.slow)
-        for at, options in enumerate(OPTIONS)
-        for number, kinds in enumerate(KINDS)
+        pytest.param(options, kinds, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
+        for row, options in enumerate(OPTIONS)
+        for column, kinds in enumerate(KINDS)
     ],
 )
 def test_many_tiles(options, dtype, kinds, lengths):
@@ -76,9 +76,9 @@ FEW = [(1, 1), (3, 100), (2, 700), (1, 2100), pytest.param((8, 8300), marks=pyte
 @pytest.mark.parametrize(
     ("options", "kinds"),
     [
-        pytest.param(options, kinds, marks=() if (at + number) % 3 == 1 else pytest.mark.slow)
-        for at, options in enumerate(OPTIONS)
-        for number, kinds in enumerate((*KINDS, JOINED))
+        pytest.param(options, kinds, marks=() if (row + column) % 3 == 1 else pytest.mark.slow)
+        for row, options in enumerate(OPTIONS)
+        for column, kinds in enumerate((*KINDS, JOINED))
     ],
 )
 def test_few_queries(options, dtype, kinds, lengths, monkeypatch):

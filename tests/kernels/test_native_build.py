@@ -15,7 +15,7 @@ import torch
 from whereformer.kernels.native import __main__ as command
 from whereformer.kernels.native import build
 from whereformer.kernels.native.build import BuildError, attempt
-from whereformer.kernels.native.library import REBUILD, Native, choose, find
+from whereformer.kernels.native.library import REBUILD, LoadedLibrary, choose_level, find_library
 
 # The package has a function of this name.
 library = sys.modules["whereformer.kernels.native.library"]
@@ -50,21 +50,22 @@ def _no_flags_of_the_user(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.fixture
-def sources(tmp_path):
-    folder = tmp_path / "sources"
+def write_sources(folder):
     folder.mkdir()
     (folder / "attention.cpp").write_text(ATTENTION)
     (folder / "library.cpp").write_text(LEVELS + LIBRARY)
     return folder
 
 
+@pytest.fixture
+def sources(tmp_path):
+    return write_sources(tmp_path / "sources")
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     """Sources and the library that was built from them, which no test may change."""
-    folder = tmp_path_factory.mktemp("built")
-    (folder / "attention.cpp").write_text(ATTENTION)
-    (folder / "library.cpp").write_text(LEVELS + LIBRARY)
+    folder = write_sources(tmp_path_factory.mktemp("built") / "sources")
     build.build(folder, folder / "_native.so")
     return folder
 
@@ -97,10 +98,10 @@ def reason(folder):
 @needs_compiler
 def test_a_library_is_built_and_found(built):
     assert not [file for file in built.iterdir() if file.suffix not in (".cpp", ".so")]
-    native = find(built, built / "_native.so", {})
-    assert isinstance(native, Native)
+    native = find_library(built, built / "_native.so", {})
+    assert isinstance(native, LoadedLibrary)
     assert native.levels == (tuple(build.LEVELS) if ON_X86 else ("base",))
-    assert native.level == choose(native.levels)
+    assert native.level == choose_level(native.levels)
 
 
 @needs_compiler
@@ -121,7 +122,7 @@ def test_without_a_compiler(sources, tmp_path, monkeypatch):
     assert reason(sources) == expected
     target = tmp_path / "_native.so"
     assert attempt(sources, target) == f"the kernel for the CPU is not built: {expected}"
-    assert find(sources, target, {}) == f"is not built{AND_BUILD}"
+    assert find_library(sources, target, {}) == f"is not built{AND_BUILD}"
     monkeypatch.setenv("CXX", "ccache g++-99")
     assert reason(sources) == "no C++ compiler found (tried CXX=ccache)"
 
@@ -154,11 +155,11 @@ def test_sources_with_an_error_leave_the_older_library(copied):
     target = copied / "_native.so"
     before = target.read_bytes()
     (copied / "library.cpp").write_text("int f() { return unknown; }\n")
-    told = attempt(copied, target)
-    assert "library.cpp:1:" in told
-    assert str(copied) not in told
+    message = attempt(copied, target)
+    assert "library.cpp:1:" in message
+    assert str(copied) not in message
     assert target.read_bytes() == before
-    assert find(copied, target, {}) == f"was built from other sources{AND_BUILD}"
+    assert find_library(copied, target, {}) == f"was built from other sources{AND_BUILD}"
 
 
 @needs_compiler
@@ -187,18 +188,18 @@ def test_a_folder_without_sources(tmp_path):
 @needs_compiler
 def test_which_library_is_used(copied):
     target = copied / "_native.so"
-    native = find(copied, target, {"WHEREFORMER_TEST_LEVEL": "base"})
+    native = find_library(copied, target, {"WHEREFORMER_TEST_LEVEL": "base"})
     assert native.level == "base"
-    found = find(copied, target, {"WHEREFORMER_TEST_LEVEL": "sse"})
-    assert found == f"cannot use WHEREFORMER_TEST_LEVEL=sse: the library has {', '.join(native.levels)}"
-    assert find(copied, target, {"WHEREFORMER_NATIVE": "0"}) == "is switched off by WHEREFORMER_NATIVE=0"
-    assert find(copied, copied / "other.so", {}) == f"is not built{AND_BUILD}"
+    problem = find_library(copied, target, {"WHEREFORMER_TEST_LEVEL": "sse"})
+    assert problem == f"cannot use WHEREFORMER_TEST_LEVEL=sse: the library has {', '.join(native.levels)}"
+    assert find_library(copied, target, {"WHEREFORMER_NATIVE": "0"}) == "is switched off by WHEREFORMER_NATIVE=0"
+    assert find_library(copied, copied / "other.so", {}) == f"is not built{AND_BUILD}"
     (copied / "attention.cpp").write_text("// changed\n")
-    assert find(copied, target, {}) == f"was built from other sources{AND_BUILD}"
+    assert find_library(copied, target, {}) == f"was built from other sources{AND_BUILD}"
 
 
-def change(content, at, new):
-    return content[:at] + new + content[at + len(new) :]
+def change(content, start, new):
+    return content[:start] + new + content[start + len(new) :]
 
 
 DAMAGED = {
@@ -215,11 +216,8 @@ def test_a_library_that_cannot_be_loaded(kind, copied):
     damage, expected = DAMAGED[kind]
     target = copied / "_native.so"
     target.write_bytes(damage(target.read_bytes()))
-    found = find(copied, target, {})
-    assert isinstance(found, str)
-    assert found.startswith("cannot be loaded: ")
-    assert "\n" not in found
-    assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", found), found
+    problem = find_library(copied, target, {})
+    assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", problem), problem
 
 
 ALL = tuple(build.LEVELS)
@@ -240,14 +238,14 @@ ALL = tuple(build.LEVELS)
 def test_the_level_is_the_highest_that_everything_admits(compiled, torch_uses, halves, expected, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: torch_uses)
     monkeypatch.setattr(library, "bfloat16_levels", lambda: halves)
-    assert choose(compiled) == expected
+    assert choose_level(compiled) == expected
 
 
 @pytest.mark.skipif(COMPILER is None or not sys.platform.startswith("linux"), reason="there is no compiler")
 @pytest.mark.skipif(os.environ.get("WHEREFORMER_NATIVE") == "0", reason="it is switched off")
 def test_the_kernel_is_built_where_a_compiler_is():
     """So that other tests do not skip it unseen."""
-    assert library.why_not() is None
+    assert library.unsupported_reason() is None
 
 
 def show(monkeypatch, capsys, *arguments):
@@ -258,14 +256,15 @@ def show(monkeypatch, capsys, *arguments):
 
 @needs_compiler
 def test_the_command_says_what_is_used(built, monkeypatch, capsys):
-    monkeypatch.setattr(library, "_found", find(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"}))
+    loaded = find_library(built, built / "_native.so", {"WHEREFORMER_TEST_LEVEL": "base"})
+    monkeypatch.setattr(library, "_library", loaded)
     code, printed = show(monkeypatch, capsys)
     assert code == 0
     assert printed.out.startswith("used: base, ")
 
 
 def test_the_command_says_why_nothing_is_used(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(library, "_found", find(tmp_path, tmp_path / "_native.so", {}))
+    monkeypatch.setattr(library, "_library", find_library(tmp_path, tmp_path / "_native.so", {}))
     code, printed = show(monkeypatch, capsys)
     assert code == 1
     assert printed.out == f"not used: the kernel is not built{AND_BUILD}\n"

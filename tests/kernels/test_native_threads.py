@@ -21,31 +21,27 @@ def _native():
     torch.set_num_threads(before)
 
 
+def check_threads(inputs, terms, options, dtype=torch.float32):
+    """Any number of threads computes the same bits, and one thread computes them twice."""
+    results = {}
+    for threads in (1, 2, 3, 8):
+        torch.set_num_threads(threads)
+        results[threads] = run("native", dtype, inputs, terms, options)
+    torch.set_num_threads(1)
+    again = run("native", dtype, inputs, terms, options)
+    for threads, tensors in results.items():
+        assert all(map(torch.equal, again, tensors)), threads
+
+
 @pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_number_of_threads_changes_no_bit(options, dtype):
-    inputs, terms = content(LENGTH, LENGTH), terms_of(EVERY_KIND, LENGTH, LENGTH)
-
-    def results(threads):
-        torch.set_num_threads(threads)
-        return run("native", dtype, inputs, terms, OPTIONS[options])
-
-    one = results(1)
-    for threads in (2, 3, 8):
-        assert all(map(torch.equal, one, results(threads))), threads
+    check_threads(content(LENGTH, LENGTH), terms_of(EVERY_KIND, LENGTH, LENGTH), OPTIONS[options], dtype)
 
 
 def test_few_queries_do_not_depend_on_threads():
     """The parts of their keys are tasks too."""
-    inputs, terms = content(2, 5000), terms_of(EVERY_KIND, 2, 5000)
-
-    def results(threads):
-        torch.set_num_threads(threads)
-        return run("native", torch.float32, inputs, terms, {"causal": True})
-
-    one = results(1)
-    for threads in (2, 3, 8):
-        assert all(map(torch.equal, one, results(threads))), threads
+    check_threads(content(2, 5000), terms_of(EVERY_KIND, 2, 5000), {"causal": True})
 
 
 @pytest.mark.parametrize(
@@ -58,14 +54,7 @@ def test_parts_do_not_depend_on_threads(batch, heads, shared):
     terms = [(OffsetBias, [torch.randn(heads, 9)], -4), (OffsetValues, [torch.randn(1, 9, DIM)], -4)]
     if shared:
         terms.append((DenseBias, [torch.randn(1, heads, n, n)], None))
-
-    def results(threads):
-        torch.set_num_threads(threads)
-        return run("native", torch.float32, inputs, terms, {})
-
-    one = results(1)
-    for threads in (1, 2, 3, 7):
-        assert all(map(torch.equal, one, results(threads))), threads
+    check_threads(inputs, terms, {})
 
 
 def test_calls_from_several_threads_do_not_meet():
@@ -77,5 +66,5 @@ def test_calls_from_several_threads_do_not_meet():
 
     one = results(None)
     with ThreadPoolExecutor(3) as pool:
-        for other in pool.map(results, range(6)):
-            assert all(map(torch.equal, one, other))
+        for result in pool.map(results, range(6)):
+            assert all(map(torch.equal, one, result))

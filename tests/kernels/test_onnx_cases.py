@@ -20,11 +20,11 @@ ERRORS = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 def cases():
     """The cases by name: an operator's node, its inputs by name, and the output that is expected."""
     module = importlib.import_module("onnx.backend.test.case.node.attention")
-    found = {}
+    cases = {}
 
     def expect(node, inputs, outputs, name, **_):
-        given = dict(zip((entry for entry in node.input if entry), map(tensor_of, inputs), strict=True))
-        found[name] = node, given, tensor_of(outputs[0])
+        tensors = dict(zip((entry for entry in node.input if entry), map(tensor_of, inputs), strict=True))
+        cases[name] = node, tensors, tensor_of(outputs[0])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "expect", expect)
@@ -32,7 +32,7 @@ def cases():
         for name in dir(module.Attention):
             if name.startswith("export_"):
                 getattr(module.Attention, name)()
-    return found
+    return cases
 
 
 def tensor_of(array):
@@ -46,20 +46,20 @@ def by_head(tensor, heads):
     return tensor if tensor.dim() == 4 else tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def computed(node, given, backend):
+def computed(node, inputs, backend):
     """Compute an ONNX attention node with this library."""
     options = {entry.name: onnx.helper.get_attribute_value(entry) for entry in node.attribute}
-    query = by_head(given["Q"], options.get("q_num_heads"))
-    key, value = (by_head(given[name], options.get("kv_num_heads")) for name in "KV")
+    query = by_head(inputs["Q"], options.get("q_num_heads"))
+    key, value = (by_head(inputs[name], options.get("kv_num_heads")) for name in "KV")
     n_q, before = query.shape[2], torch.tensor([0])
-    if "past_key" in given:
-        before = torch.tensor([given["past_key"].shape[2]])
-        key, value = torch.cat([given["past_key"], key], 2), torch.cat([given["past_value"], value], 2)
-    n_k, filled = key.shape[2], given.get("nonpad_kv_seqlen")
+    if "past_key" in inputs:
+        before = torch.tensor([inputs["past_key"].shape[2]])
+        key, value = torch.cat([inputs["past_key"], key], 2), torch.cat([inputs["past_value"], value], 2)
+    n_k, filled = key.shape[2], inputs.get("nonpad_kv_seqlen")
     if filled is not None:
         before = filled - n_q
     terms = []
-    if (mask := given.get("attn_mask")) is not None:
+    if (mask := inputs.get("attn_mask")) is not None:
         if mask.dtype == torch.bool:
             mask = torch.zeros(mask.shape).masked_fill(~mask, -torch.inf)
         mask = torch.nn.functional.pad(mask.to(query.dtype), (0, n_k - mask.shape[-1]), value=-torch.inf)
@@ -79,7 +79,7 @@ def computed(node, given, backend):
         query_positions=before[:, None] + torch.arange(n_q),
         backend=backend,
     )
-    return out if given["Q"].dim() == 4 else out.transpose(1, 2).flatten(-2)
+    return out if inputs["Q"].dim() == 4 else out.transpose(1, 2).flatten(-2)
 
 
 @pytest.mark.parametrize("backend", ["reference", "blockwise", "native"])
@@ -88,11 +88,11 @@ def test_every_case_of_the_onnx_specification(cases, backend):
         need_native()
     assert len(cases) > 50
     wrong = {}
-    for name, (node, given, expected) in cases.items():
+    for name, (node, inputs, expected) in cases.items():
         if backend == "native" and expected.dtype == torch.float16:
             continue  # which it leaves to "blockwise"
-        found = computed(node, given, backend)
-        error = (found.double() - expected.double()).abs().max().item()
-        if found.shape != expected.shape or not error <= ERRORS[expected.dtype]:
+        actual = computed(node, inputs, backend)
+        error = (actual.double() - expected.double()).abs().max().item()
+        if actual.shape != expected.shape or not error <= ERRORS[expected.dtype]:
             wrong[name] = error
     assert not wrong

@@ -67,25 +67,28 @@ def test_tables_with_and_without_a_step_go_together(backend):
     stepped = [kind(table_of(kind, 40), -40, 2) for kind in KINDS]
     plain = [OffsetBias(random(HEADS, 9), -4), OffsetKeys(random(1, 5, DIM), 1), OffsetValues(random(1, 1, DIM), 90)]
     factors = [FactorPair(random(1, HEADS, 9, 3), random(1, HEADS, 17, 3))]
-    found = attend([*stepped, *plain, *factors], queries, keys, inputs, backend)
+    actual = attend([*stepped, *plain, *factors], queries, keys, inputs, backend)
     expected = attend([*map(expanded, stepped), *plain, *factors], queries, keys, inputs)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_gradients_of_tiles(kind):
-    at = {"query_positions": Positions(-3, 4, 70), "key_positions": Positions(-1, 2, 140)}
+    positions = {"query_positions": Positions(-3, 4, 70), "key_positions": Positions(-1, 2, 140)}
     terms = [(lambda table, first: kind(table, first, 2), [table_of(kind, 420)], -280)]
-    check("blockwise", content(70, 140), terms, **at)
+    check("blockwise", content(70, 140), terms, **positions)
+
+
+NO_MULTIPLES = "expected first and all offsets between positions to be multiples of"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("first", "step", "queries", "keys", "message"),
     [
-        (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), "offsets between these positions and first are no multiples"),
-        (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), "offsets between these positions and first are no multiples"),
-        (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), "offsets between these positions and first are no multiples"),
+        (0, 2, Positions(0, 2, 3), Positions(1, 2, 4), NO_MULTIPLES),
+        (0, 2, Positions(0, 2, 3), Positions(0, 3, 4), NO_MULTIPLES),
+        (1, 2, Positions(0, 2, 3), Positions(0, 2, 4), NO_MULTIPLES),
         (0, 2, torch.arange(3) * 2, Positions(0, 2, 4), "a step of 2 needs affine positions, got explicit ones"),
         (0, 2, Positions(0, 2, 3), torch.arange(4) * 2, "a step of 2 needs affine positions, got explicit ones"),
     ],

@@ -3,19 +3,16 @@
 With the emulation, Triton's interpreter also runs all other tests of ``backend="triton"``.
 """
 
-import importlib
-import os
-
 import numpy as np
 import pytest
 import torch
 
 from tests.kernels import tensor_cores
-from tests.kernels.cases import HEADS, check, content, random
+from tests.kernels.cases import HEADS, check, content, need_triton, random
 from tests.kernels.rounding import ROUNDINGS
 from whereformer import OffsetBias
-from whereformer.kernels.call import make_call
-from whereformer.kernels.triton.blocks import precision_of
+from whereformer.kernels.make_call import make_call
+from whereformer.kernels.triton.blocks import choose_precision
 
 UNIT = 2.0**-24
 
@@ -77,7 +74,7 @@ def test_what_is_not_finite_stays_so():
     np.testing.assert_allclose(tensor_cores.dot(left, right), expected, rtol=1e-6)
 
 
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") != "1", reason="needs TRITON_INTERPRET=1")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU's own tensor cores compute")
 @pytest.mark.parametrize(
     ("n_q", "n_k", "size"),
     [
@@ -87,8 +84,7 @@ def test_what_is_not_finite_stays_so():
     ],
 )
 def test_attention_and_its_gradients(n_q, n_k, size, monkeypatch):
-    pytest.importorskip("triton")
-    importlib.import_module("tests.kernels.interpreter").mend()
+    need_triton()
     emulated, calls = tensor_cores.dot, []
     monkeypatch.setattr(tensor_cores, "dot", lambda *sides: calls.append(sides) or emulated(*sides))
     query, key, value = content(n_q, n_k, head_dim=64)
@@ -100,4 +96,4 @@ def test_attention_and_its_gradients(n_q, n_k, size, monkeypatch):
 
 @pytest.mark.parametrize(("width", "precision"), [(64, "tf32x3"), (80, "ieee")])
 def test_wide_heads_do_not_use_tensor_cores(width, precision):
-    assert precision_of(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision
+    assert choose_precision(make_call(*[torch.zeros(1, 1, 4, width)] * 3)) == precision

@@ -22,7 +22,7 @@ from tests.kernels.cases import (
     with_log_sums,
 )
 from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
-from whereformer.kernels.call import make_call
+from whereformer.kernels.make_call import make_call
 
 pytest.importorskip("triton")
 if not torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1":
@@ -68,7 +68,7 @@ def test_operators(names, options):
     call = call_of(content(7, 9), terms_of(names, 7, 9), dropout_p=0.1, **options)
     # Compiled programs differ from those of other backends in the shapes that they are told; the rest takes long here.
     quick = {"test_utils": ("test_schema", "test_faketensor")} if options == {"return_lse": True} else {}
-    check_operators(launch.operators, launch.backend.adapted(call), **quick)
+    check_operators(launch.operators, launch.backend.adapt(call), **quick)
 
 
 # --- windows, shared keys, soft caps, logs of sums
@@ -83,12 +83,12 @@ def test_logs_of_sums_and_sinks(size):
     key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
     key_mask[1] = False
     call = content(20, 33), terms_of(["bias"], 20, 33), random(*size) if size else None
-    expected, found = (
+    expected, actual = (
         with_log_sums(name, dtype, *call, window=(5, 5), key_mask=key_mask)
         for name, dtype in (("reference", torch.float64), ("triton", torch.float32))
     )
-    assert found[1][1].isneginf().all() or size
-    for ours, theirs in zip(found, expected, strict=True):
+    assert actual[1][1].isneginf().all() or size
+    for ours, theirs in zip(actual, expected, strict=True):
         torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
 
 
@@ -105,18 +105,18 @@ def test_keys_beyond_the_last_add_nothing():
 @pytest.mark.filterwarnings("ignore:invalid value encountered")  # of the interpreter
 def test_gradients_of_a_bias_at_any_magnitude():
     leaves = [tensor.float().requires_grad_() for tensor in (*content(20, 33), random(HEADS, 9))]
-    found, expected = (
+    actual, expected = (
         attention(*leaves[:3], [OffsetBias(leaves[3], -4)], backend=name) for name in ("triton", "reference")
     )
 
     def gradients(d_out):
-        return [torch.autograd.grad(out, leaves[3], d_out, retain_graph=True)[0] for out in (found, expected)]
+        return [torch.autograd.grad(out, leaves[3], d_out, retain_graph=True)[0] for out in (actual, expected)]
 
     for magnitude in (1e-25, 1e25):
-        ours, theirs = gradients(output_gradient(found).float() * magnitude)
+        ours, theirs = gradients(output_gradient(actual).float() * magnitude)
         torch.testing.assert_close(ours / magnitude, theirs / magnitude, rtol=1e-5, atol=1e-5)
     for number in (torch.nan, torch.inf):
-        d_out = torch.ones_like(found)
+        d_out = torch.ones_like(actual)
         d_out[0, :, 3] = number
         assert not gradients(d_out)[0].isfinite().any(), "finite by mistake"
 
@@ -152,7 +152,7 @@ def test_needs_a_cuda_device_unless_interpreted(kind, monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     call = make_call(*[torch.zeros(1, 2, 4, 16)] * 3)
     expected = f"needs a CUDA device, got {kind}"
-    assert available.why_not(call, torch.device(kind)) == expected
+    assert available.unsupported_reason(call, torch.device(kind)) == expected
 
 
 GPUS = {
@@ -168,7 +168,7 @@ def test_says_which_gpus_it_cannot_use(expected, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: gpu["capability"])
     monkeypatch.setattr(torch.version, "hip", gpu["hip"])
-    reason = available.why_not(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
+    reason = available.unsupported_reason(make_call(*[torch.zeros(1, 2, 4, 16)] * 3), torch.device("cuda"))
     assert reason == (expected or None)
 
 
@@ -182,6 +182,6 @@ def test_needs_positions_that_fit():
 @pytest.mark.parametrize("options", [{}, {"causal": True}], ids=str)
 def test_tiles_that_reach_beyond_32_bits_are_refused(stride, options):
     """The offsets of four positions fit, but not those of the 128 in a tile."""
-    tensors, at = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3, Positions(0, stride, 4)
+    tensors, positions = [torch.zeros(1, 2, 4, 16, device=DEVICE)] * 3, Positions(0, stride, 4)
     with pytest.raises(ValueError, match=r"needs offsets below 2\*\*30, got positions from 0 and 0 on;"):
-        attention(*tensors, query_positions=at, key_positions=at, backend="triton", **options)
+        attention(*tensors, query_positions=positions, key_positions=positions, backend="triton", **options)

@@ -77,7 +77,7 @@ def terms_of(tensors, queries=slice(None), keys=slice(None)):
 
 def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", sinks=None, **options):
     """What attention gives for each sequence by itself, and its log-sum-exps."""
-    found = []
+    results = []
     first_q = first_k = 0
     for n_q, n_k in zip(of_queries, of_keys, strict=True):
         queries, keys = slice(first_q, first_q + n_q), slice(first_k, first_k + n_k)
@@ -85,10 +85,10 @@ def one_by_one(leaves, tensors, of_queries, of_keys, backend="reference", sinks=
         terms = () if tensors is None else terms_of(tensors, queries, keys)
         if sinks is not None:
             options["sinks"] = sinks[queries].mT[None] if sinks.dim() == 2 else sinks
-        found.append(attention(*rows, terms, return_lse=True, backend=backend, **options))
+        results.append(attention(*rows, terms, return_lse=True, backend=backend, **options))
         first_q, first_k = first_q + n_q, first_k + n_k
-    nothing = leaves[0].new_zeros(1, HEADS, 0, DIM), leaves[0].new_zeros(1, HEADS, 0)
-    return [torch.cat(parts, 2)[0].transpose(0, 1) for parts in zip(nothing, *found, strict=True)]
+    empty = leaves[0].new_zeros(1, HEADS, 0, DIM), leaves[0].new_zeros(1, HEADS, 0)
+    return [torch.cat(parts, 2)[0].transpose(0, 1) for parts in zip(empty, *results, strict=True)]
 
 
 def both(lengths, options, with_terms, backend, key_heads=HEADS):
@@ -99,7 +99,7 @@ def both(lengths, options, with_terms, backend, key_heads=HEADS):
     if (sinks := options.get("sinks")) is not None:
         sinks = random(sum(of_queries), HEADS) if sinks == "one for each" else sinks.clone()
         options = {"sinks": sinks.requires_grad_()}
-    wanted = [*leaves, *(tensors or ()), *([options["sinks"]] if "sinks" in options else ())]
+    with_gradients = [*leaves, *(tensors or ()), *([options["sinks"]] if "sinks" in options else ())]
     together = attention_varlen(
         *leaves,
         () if tensors is None else terms_of(tensors),
@@ -114,8 +114,8 @@ def both(lengths, options, with_terms, backend, key_heads=HEADS):
         attended = lse.isfinite()
         loss = (output * torch.arange(output.numel(), device=DEVICE).view(output.shape).sin()).sum()
         loss = loss + (lse[attended] * torch.arange(int(attended.sum()), device=DEVICE).cos()).sum()
-        loss = loss + 0 * sum(leaf.sum() for leaf in wanted)  # without sequences, the loop has no graph
-        results.append([output, lse, *torch.autograd.grad(loss, wanted)])
+        loss = loss + 0 * sum(leaf.sum() for leaf in with_gradients)  # without sequences, the loop has no graph
+        results.append([output, lse, *torch.autograd.grad(loss, with_gradients)])
     return results
 
 
@@ -158,8 +158,8 @@ def test_given_positions_are_those_in_each_sequence(lengths):
     )
     first = 0
     for n in lengths:
-        rows, here = [leaf[first : first + n].transpose(0, 1)[None] for leaf in leaves], positions[first : first + n]
-        apart = attention(*rows, [OffsetBias(tensors[0], -3)], query_positions=here, key_positions=here)
+        rows, ids = [leaf[first : first + n].transpose(0, 1)[None] for leaf in leaves], positions[first : first + n]
+        apart = attention(*rows, [OffsetBias(tensors[0], -3)], query_positions=ids, key_positions=ids)
         torch.testing.assert_close(output[first : first + n], apart[0].transpose(0, 1), rtol=0, atol=1e-11)
         first += n
 
@@ -177,12 +177,12 @@ def test_attention_without_content_scores(lengths):
 @pytest.mark.parametrize("lengths", ["different", "equal"])
 def test_dropout_is_that_of_the_seed(lengths):
     of_queries, _, leaves = content(SEQUENCES[lengths])
-    found = []
+    outputs = []
     for backend in ("reference", "blockwise"):
         torch.manual_seed(1)
-        found.append(attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries), dropout_p=0.5, backend=backend))
-    torch.testing.assert_close(*found, rtol=0, atol=1e-11)
-    assert not torch.allclose(found[0], attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries)))
+        outputs.append(attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries), dropout_p=0.5, backend=backend))
+    torch.testing.assert_close(*outputs, rtol=0, atol=1e-11)
+    assert not torch.allclose(outputs[0], attention_varlen(*leaves, cu_seqlens_q=seqlens(of_queries)))
 
 
 @pytest.mark.slow
@@ -208,17 +208,17 @@ def rows(n=4, heads=2, dim=3):
 WRONG = {
     "begins elsewhere": (
         {"cu_seqlens_q": seqlens([4]) + 1},
-        "cu_seqlens_q: expected numbers from 0 to 4, the rows of query, that never fall, got [1, 5]",
+        "cu_seqlens_q: expected non-decreasing integers from 0 to 4 (the rows of query), got [1, 5]",
     ),
-    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
-    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected numbers from 0 to 4"),
+    "falls": ({"cu_seqlens_q": seqlens([3, -1, 2])}, "cu_seqlens_q: expected non-decreasing integers from 0 to 4"),
+    "ends early": ({"cu_seqlens_q": seqlens([1, 2])}, "cu_seqlens_q: expected non-decreasing integers from 0 to 4"),
     "two axes": (
         {"cu_seqlens_q": seqlens([2, 2])[None]},
         "cu_seqlens_q: expected shape (number of sequences + 1), got (1, 3)",
     ),
     "fractions": (
         {"cu_seqlens_q": seqlens([4]).float()},
-        "cu_seqlens_q: expected a tensor of whole numbers, got torch.float32",
+        "cu_seqlens_q: expected an integer tensor, got torch.float32",
     ),
     "other numbers of sequences": (
         {"cu_seqlens_k": seqlens([1, 1, 2])},
@@ -228,24 +228,15 @@ WRONG = {
         {"key": rows(5), "value": rows(5)},
         "cu_seqlens_k: needed, because query has 4 rows and value has 5",
     ),
-    "key mask": (
-        {"key_mask": torch.ones(1, 4, dtype=torch.bool)},
-        "key_mask: attention_varlen has no such argument",
-    ),
+    "key mask": ({"key_mask": torch.ones(1, 4).bool()}, "key_mask: attention_varlen has no such argument"),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},
         "query_positions: expected a tensor of numbers, got Positions",
     ),
-    "positions of other rows": (
-        {"key_positions": torch.arange(3)},
-        "key_positions: expected shape (total_k 4), got (3,)",
-    ),
+    "too few positions": ({"key_positions": torch.arange(3)}, "key_positions: expected shape (total_k 4), got (3,)"),
     "a batch": ({"query": rows()[None]}, "query: expected shape (total tokens, heads, head_dim), got (1, 4, 2, 3)"),
     "other keys": ({"key": rows(dim=5)}, "key: expected shape (batch 1, heads 2, n_k 4, head_dim 3), got (1, 2, 4, 5)"),
-    "other heads": (
-        {"query": rows(heads=3)},
-        "query: expected the value's 2 heads or a multiple, got 3",
-    ),
+    "other heads": ({"query": rows(heads=3)}, "query: expected the value's 2 heads or a multiple, got 3"),
     "a table with steps": (
         {"terms": [OffsetBias(torch.ones(2, 3), 0, 2)]},
         "OffsetBias.step: expected 1 for sequences without padding, got 2",
@@ -257,9 +248,9 @@ WRONG = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_errors_are_one_clear_line(wrong):
     changes, message = WRONG[wrong]
-    given = {"query": rows(), "key": rows(), "value": rows(), "terms": (), "cu_seqlens_q": seqlens([2, 2])}
+    arguments = {"query": rows(), "key": rows(), "value": rows(), "terms": (), "cu_seqlens_q": seqlens([2, 2])}
     with pytest.raises((TypeError, ValueError)) as error:
-        attention_varlen(**{**given, **changes})
+        attention_varlen(**{**arguments, **changes})
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
@@ -270,9 +261,9 @@ def test_triton_knows_positions_where_offsets_are_those_of_the_row():
     positions = torch.arange(20)
 
     def known(cu_seqlens_k=None, affine=True, **options):
-        *_, given = varlen.as_documents(*rows, (), lengths, cu_seqlens_k, options, affine)
-        assert torch.equal(given["query_documents"], (positions >= 7).long().unsqueeze(0))
-        return "key_positions" not in given
+        *_, call_options = varlen.pack_sequences(*rows, (), lengths, cu_seqlens_k, options, affine)
+        assert torch.equal(call_options["query_documents"], (positions >= 7).long().unsqueeze(0))
+        return "key_positions" not in call_options
 
     assert known()
     assert known(lengths, window=3)

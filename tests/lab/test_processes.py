@@ -16,7 +16,7 @@ from tests.processes import recorded, together
 from tests.recipes.conftest import text  # noqa: F401 - a fixture
 from tests.recipes.trainings import TINY_ENCODER, same, weights
 from whereformer import ranks
-from whereformer.cli.ending import ending
+from whereformer.cli.exit_codes import exit_on_error
 from whereformer.cli.main import main
 from whereformer.lab.run import read_records
 from whereformer.positions import position_names
@@ -167,10 +167,12 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
 
 def test_the_error_of_a_lost_connection_is_a_line(monkeypatch, capsys):
     monkeypatch.setattr(ranks, "_joined", {"group": None})
-    with pytest.raises(SystemExit) as stop, ending():
+    with pytest.raises(SystemExit) as stop, exit_on_error():
         raise RuntimeError("[gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:21726: Connection reset by peer")
     assert stop.value.code == 2
-    assert capsys.readouterr().err == "whereformer: another process of this run ended; the same command continues\n"
+    assert (
+        capsys.readouterr().err == "whereformer: another process of this run exited; run the same command to continue\n"
+    )
 
 
 @pytest.mark.slow

@@ -21,15 +21,15 @@ from whereformer import _extras, ranks
 from whereformer.cli.flags import parse
 from whereformer.cli.main import main
 from whereformer.errors import InputError
-from whereformer.lab.recipe import function
+from whereformer.lab.recipe import as_function
 from whereformer.lab.report.report import Figure, Report
-from whereformer.lab.run import Run, _Bar, read_records, usual_jobs
-from whereformer.manifest import fingerprint_of_code, sealed
+from whereformer.lab.run import Run, _Bar, default_jobs, read_records
+from whereformer.manifest import dump_with_hash, fingerprint_of_code
 from whereformer.provenance import versions
 
 TOY = str(Path(__file__).with_name("toy.py"))
 DOCS = Path(__file__).parents[2] / "docs"
-toy = function(Toy)
+toy = as_function(Toy)
 
 
 def values(out):
@@ -76,7 +76,7 @@ def test_the_recipe_of_the_docs_that_trains_is_the_same_in_two_processes(tmp_pat
     from neighbors import Neighbors
 
     one, two = (
-        function(Neighbors)(positions="none,rope", seeds=1, steps=3, jobs=jobs, out=f"jobs{jobs}", quiet=True).values
+        as_function(Neighbors)(positions="none,rope", seeds=1, steps=3, jobs=jobs, out=f"jobs{jobs}", quiet=True).values
         for jobs in (1, 2)
     )
     assert one == two
@@ -91,17 +91,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-from whereformer.lab.recipe import Free, Recipe
+from whereformer.lab.recipe import MayChange, Recipe
 from whereformer.lab.report.report import Report
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Recipe):
     "What is measured?"
     NAME = "own"
-    out: Annotated[Path, Free] = Path("out")
+    out: Annotated[Path, MayChange] = Path("out")
 
     def run(self, run):
-        found = run.each([("a",)], self.measure, kind=int)
+        found = run.map([("a",)], self.measure, task="measure", kind=int)
         return Report("What?", [f"It is {found['a',]}."], values=found)
 
     def measure(self, run, key):
@@ -174,7 +174,7 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
         with pytest.raises(SystemExit):
             run(own, number)
         said = capsys.readouterr().err
-        assert "out holds results with another version of the code; choose another folder" in said
+        assert "out has results for a different version of the code; choose another folder" in said
 
 
 def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):
@@ -220,7 +220,7 @@ def test_versions_of_plugins_are_those_of_contents(tmp_path, monkeypatch):
     for name in ("a.py", "z.py"):
         toy(out=tmp_path / "out", seeds=1, plugin=tmp_path / name)
     (tmp_path / "beside.py").write_text("# changed")
-    with pytest.raises(InputError, match="holds results with another version of the plugin; choose another folder"):
+    with pytest.raises(InputError, match="has results for a different version of the plugin; choose another folder"):
         toy(out=tmp_path / "out", seeds=1, plugin=tmp_path / "a.py")
 
 
@@ -233,19 +233,19 @@ def help_of(capsys, *words):
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"size": 3.5}, "size: expected a whole number, got 3.5"),
-        ({"size": True}, "size: expected a whole number, got True"),
+        ({"size": 3.5}, "size: expected an integer, got 3.5"),
+        ({"size": True}, "size: expected an integer, got True"),
         ({"size": 0}, "size: expected at least 1, got 0"),
         ({"size": 2**20 + 1}, "size: expected at most 1048576, got 1048577"),
         ({"rates": "0.5,2"}, "rates: expected 0 to 1, got 2.0"),
         ({"rates": "x"}, "rates: expected a number, got 'x'"),
-        ({"words": 3}, "words: expected str, got 3"),
+        ({"words": 3}, "words: expected text, got 3"),
         ({"words": ","}, "words: expected at least one, got none"),
-        ({"path": 3}, "path: expected str, got 3"),
-        ({"device": "tpu"}, "device: expected auto, cpu, cuda, got 'tpu'"),
-        ({"device": np.array(["cpu", "cuda"])}, "device: expected auto, cpu, cuda, got ['cpu', 'cuda']"),
-        ({"size": np.array([3, 4])}, "size: expected a whole number, got [3, 4]"),
-        ({"size": np.bool_(True)}, "size: expected a whole number, got True"),
+        ({"path": 3}, "path: expected text, got 3"),
+        ({"device": "tpu"}, "device: expected one of auto, cpu, cuda, got 'tpu'"),
+        ({"device": np.array(["cpu", "cuda"])}, "device: expected one of auto, cpu, cuda, got ['cpu', 'cuda']"),
+        ({"size": np.array([3, 4])}, "size: expected an integer, got [3, 4]"),
+        ({"size": np.bool_(True)}, "size: expected an integer, got True"),
     ],
 )
 def test_a_bad_option_is_named(given, expected):
@@ -263,8 +263,8 @@ def test_options_are_given_by_name():
 def test_text_lists_and_whole_numbers_stand_for_an_option():
     recipe = Toy(out="a", words="x, y,x", rates=[1, 0.25], path=Path("b"))
     assert (recipe.out, recipe.words, recipe.rates, recipe.path) == (Path("a"), ("x", "y"), (1.0, 0.25), "b")
-    assert recipe.record() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b", "files": []}
-    assert Toy(out="a", files=["x", "y"]).record()["files"] == ["x", "y"]
+    assert recipe.recorded_options() == {"size": 3, "words": ["x", "y"], "rates": [1.0, 0.25], "path": "b", "files": []}
+    assert Toy(out="a", files=["x", "y"]).recorded_options()["files"] == ["x", "y"]
     assert Toy(out="a", size=np.int64(2), rates=np.array([1.0, 0.25])) == Toy(out="a", size=2, rates=[1, 0.25])
     negative = Toy(**parse(Toy, ["--path=-a", "--words=-1,b", "--no-shuffle", "--out=a"], "toy"))
     assert (negative.path, negative.words, negative.shuffle) == ("-a", ("-1", "b"), False)
@@ -284,7 +284,7 @@ def test_what_a_folder_has_is_not_done_again(tmp_path, capsys):
     both = toy(out=str(tmp_path), seeds=2, jobs=1)
     assert both.values[0,] == first.values[0,]
     assert "1 of 2 runs are already done; continuing with the others" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"holds results with size 3, not 4; choose another folder, or"):
+    with pytest.raises(InputError, match=r"has results with size 3, not 4; choose another folder, or"):
         toy(out=tmp_path, size=4)
     with ranks.open_folder(tmp_path), pytest.raises(InputError, match="another command is writing"):
         toy(out=tmp_path)
@@ -302,13 +302,13 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
         "line lost": b"",
         "emptied": b"\n",
         "strange": b"[" * 5000 + b"\n",
-        "of no call": sealed({"key": "7", "value": 1}).encode(),
+        "of no call": dump_with_hash({"key": "7", "value": 1}).encode(),
         "the first": first,
     }
     assert changed[change] != lines[1]
     path.write_bytes(first + lines[0] + changed[change] + lines[2])
     toy(out=tmp_path, jobs=1)
-    told = f"line 3 of {path} is damaged; what it had is done again"
+    told = f"line 3 of {path} is damaged; its result will be computed again"
     assert (told in capsys.readouterr().out) == (change != "line lost")
     assert numbers(tmp_path) == before
 
@@ -324,8 +324,8 @@ def test_a_damaged_first_line_loses_no_record(tmp_path, capsys):
             read_records(path)
         toy(out=tmp_path, jobs=1)
         aside = tmp_path / f"records.damaged-{number}.jsonl"
-        assert f"the first line of {path} is damaged" in (said := capsys.readouterr().out)
-        assert f"all is done again, and {aside} keeps the file" in said
+        assert f"the first line of {path}, which has the options" in (said := capsys.readouterr().out)
+        assert f"all results will be computed again, and {aside} keeps the old file" in said
         assert aside.read_bytes() == damaged
         assert numbers(tmp_path) == before
     path.write_text("my own notes\n")
@@ -359,9 +359,7 @@ def test_results_of_another_version_are_done_again(older, capsys):
     before = values(older)
     report = toy(out=older, jobs=1)
     said = capsys.readouterr().out
-    line = (
-        "2 of 3 results are of whereformer 0.0.1, and this is 9.9.9; they are done again (--keep-versions keeps them)"
-    )
+    line = "2 of 3 results are of whereformer 0.0.1, and this is 9.9.9; they are computed again (--keep-versions"
     assert line in said
     assert "already done" not in said
     assert by(older) == [["9.9.9"]] * 3
@@ -399,7 +397,7 @@ def test_a_folder_without_versions_of_records_is_of_that_of_its_first_line(older
     path = older / "records.jsonl"
     first, *lines = path.read_text().splitlines()
     records = [{n: part for n, part in json.loads(line).items() if n not in ("by", "check")} for line in lines]
-    path.write_text(first + "\n" + "".join(map(sealed, records)))
+    path.write_text(first + "\n" + "".join(map(dump_with_hash, records)))
     toy(out=older, jobs=1)
     assert "2 of 3 results are of whereformer 0.0.1, and this is 9.9.9" in capsys.readouterr().out
 
@@ -409,7 +407,7 @@ def test_forged_versions_are_damage(forged, older, capsys):
     path = older / "records.jsonl"
     first, line, _ = path.read_text().splitlines(keepends=True)
     record = {name: part for name, part in json.loads(line).items() if name != "check"}
-    path.write_text(first + sealed({**record, "by": forged}))
+    path.write_text(first + dump_with_hash({**record, "by": forged}))
     toy(out=older, jobs=1)
     assert f"line 2 of {path} is damaged" in capsys.readouterr().out
 
@@ -481,9 +479,9 @@ def test_a_forged_record_is_done_again(value, tmp_path, capsys):
     path, before = tmp_path / "records.jsonl", numbers(tmp_path)
     first, line = path.read_text().splitlines(keepends=True)
     record = {name: part for name, part in json.loads(line).items() if name != "check"}
-    path.write_text(first + sealed({**record, "value": value}))
+    path.write_text(first + dump_with_hash({**record, "value": value}))
     toy(out=tmp_path, seeds=1, jobs=1)
-    assert "doing draw 0 again: its record has something else" in capsys.readouterr().out
+    assert "repeating draw 0: its record has a value of another type" in capsys.readouterr().out
     assert numbers(tmp_path) == before
 
 
@@ -494,10 +492,10 @@ def test_processes_give_the_same_records(tmp_path, monkeypatch):
     assert {each.process for each in one.values.values()} == {os.getpid()}
     assert os.getpid() not in {each.process for each in two.values.values()}
     assert {each.threads for each in two.values.values()} == {1}
-    assert 1 <= usual_jobs("cpu", small=True) <= 8
-    assert usual_jobs("cpu", small=False) == 1
+    assert 1 <= default_jobs("cpu", has_small_models=True) <= 8
+    assert default_jobs("cpu", has_small_models=False) == 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [usual_jobs("cuda", small=small) for small in (True, False)] == [8, 2]
+    assert [default_jobs("cuda", has_small_models=small) for small in (True, False)] == [8, 2]
 
 
 def test_a_process_that_dies_is_a_line(tmp_path):
@@ -534,7 +532,7 @@ def test_ctrl_c_counts_while_processes_begin(tmp_path):
     out, err = command.communicate(timeout=120)
     assert command.returncode == 130
     assert "stopping" in out
-    assert err == "whereformer: interrupted; finished work is kept, and the same command continues\n"
+    assert err == "whereformer: interrupted; finished work is saved; run the same command to continue\n"
     assert not values(tmp_path)
     until = time.time() + 60
     while any(map(alive, children)) and time.time() < until:
@@ -558,7 +556,7 @@ def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_pat
     _, err = command.communicate(timeout=60)
     if number != signal.SIGKILL:
         assert command.returncode == 130
-        assert err == "whereformer: interrupted; finished work is kept, and the same command continues\n"
+        assert err == "whereformer: interrupted; finished work is saved; run the same command to continue\n"
     until = time.time() + 20
     while any(map(alive, children)) and time.time() < until:
         time.sleep(0.05)
@@ -606,6 +604,6 @@ def test_a_value_that_is_no_json_is_named(tmp_path):
 
     with (
         Run(tmp_path, {}, quiet=True) as run,
-        pytest.raises(TypeError, match=r'the value of \["worst", 3\] is no JSON'),
+        pytest.raises(TypeError, match=r'the value of \["worst", 3\] is not JSON'),
     ):
-        run.each([(3,)], worst, kind=float)
+        run.map([(3,)], worst, task="worst", kind=float)

@@ -11,7 +11,7 @@ SHEET = Sheet.of(
     "Losses",
     [Column("#"), Column("position", left=True), *(Column(f"loss {number}") for number in range(6))],
     [["1", "tisa", *("1.234",) * 6], ["2", "rope/none", *("2.345",) * 6]],
-    named=1,
+    name_column=1,
     notes=("Lower is better.",),
 )
 

@@ -15,16 +15,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tests.failing import largest_file
 from tests.recipes.trainings import same
 from whereformer import manifest, ranks
-from whereformer.data.tokenizers import trained_vocabulary
+from whereformer.data.tokenizers import build_vocabulary
 from whereformer.data.windows import Stage, Windows
 from whereformer.errors import InputError
+from whereformer.lab.small_encoders import build, small_config
 from whereformer.lab.train import Checkpoints, NotFiniteError, Training, train
 from whereformer.models import EncoderConfig
-from whereformer.recipes.small_encoders import build, small_config
 
 STEPS = 12
 STREAM = torch.randint(5, 64, (20_000,), generator=torch.Generator().manual_seed(0))
-WINDOWS = Windows(STREAM, trained_vocabulary(64), [Stage(16, STEPS, 8)], 0.4)
+WINDOWS = Windows(STREAM, build_vocabulary(64), [Stage(16, STEPS, 8)], 0.4)
 
 
 def model(position="tisa", dropout=0.1):
@@ -121,7 +121,7 @@ def test_a_signal_saves_and_stops(number, tmp_path):
 @pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other", "step"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(damage, tmp_path):
     told = []
-    to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, keep=2)
+    to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, max_checkpoints=2)
     expected = train(model(), batches, plan(), checkpoints=to)
     newest = tmp_path / "checkpoint-8"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", newest.name]
@@ -136,12 +136,12 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(dama
         changes = {"other": ('"seed": 0', '"seed": 1'), "step": ('"step": 8', '"step": 9')}
         (newest / "manifest.json").write_text(written.replace(*changes.get(damage, (written, written[:-9]))))
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert told[0].startswith(f"passing over {newest}: ")
+    assert told[0].startswith(f"skipping {newest}: ")
     assert told[1:] == [f"{tmp_path}: continuing after step 4 of 12"]
 
 
 def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tmp_path):
-    to = Checkpoints(tmp_path, 8, also=lambda folder: (folder / "more.txt").write_text("more"))
+    to = Checkpoints(tmp_path, 8, save_extra=lambda folder: (folder / "more.txt").write_text("more"))
     expected = train(model(), batches, plan(), checkpoints=to)
     checkpoint = tmp_path / "checkpoint-8"
     assert "more.txt" in (checkpoint / manifest.NAME).read_text()
@@ -194,12 +194,12 @@ def test_a_forged_checkpoint_that_does_not_load_is_named(forged, tmp_path):
 )
 def test_a_forged_training_is_passed_over(done, tmp_path):
     told = []
-    to = Checkpoints(tmp_path, 4, say=told.append, keep=2)
+    to = Checkpoints(tmp_path, 4, log=told.append, max_checkpoints=2)
     expected = train(model(), batches, plan(), checkpoints=to)
     newest = tmp_path / "checkpoint-8"
     manifest.write(newest, {**manifest.read(newest), "done": done})
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert told[0] == f"passing over {newest}: its manifest has something else"
+    assert told[0] == f"skipping {newest}: its manifest does not describe a checkpoint"
 
 
 def test_a_checkpoint_of_another_version_is_passed_over_or_continued_knowingly(tmp_path, monkeypatch):
@@ -208,14 +208,14 @@ def test_a_checkpoint_of_another_version_is_passed_over_or_continued_knowingly(t
     train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4))
     shutil.copytree(tmp_path / "first", tmp_path / "kept")
     monkeypatch.setattr("whereformer.lab.train.this_version", lambda: "9.9.9")
-    again = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4, say=told.append))
+    again = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4, log=told.append))
     assert told == [
-        f"passing over {tmp_path / 'first' / 'checkpoint-8'}: "
+        f"skipping {tmp_path / 'first' / 'checkpoint-8'}: "
         f"it is of whereformer {expected.versions[0]} (--keep-versions continues it)"
     ]
     assert (again.losses, again.versions) == (expected.losses, ["9.9.9"])
     told.clear()
-    keeps = Checkpoints(tmp_path / "kept", 4, say=told.append, keeps=lambda version: asked.append(version) or True)
+    keeps = Checkpoints(tmp_path / "kept", 4, log=told.append, keeps=lambda version: asked.append(version) or True)
     again = train(model(), batches, plan(), checkpoints=keeps)
     assert told == [f"{tmp_path / 'kept'}: continuing after step 8 of 12"]
     assert asked == expected.versions
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_version_is_passed_over_or_continued_knowingly(t
 
 def test_a_checkpoint_that_was_passed_over_pushes_out_none_of_this_training(tmp_path):
     """It has a later step than those that follow, of which the newest one is needed."""
-    train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path, 4, "another", keep=1))
+    train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path, 4, "another", max_checkpoints=1))
     stops = plan(steps=STEPS, log_every=1)
     saved = []
 

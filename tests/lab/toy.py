@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 
 import torch
 
-from whereformer.lab.recipe import Free, ManyRuns, Names, Numbers, Range
+from whereformer.lab.recipe import ManyRuns, MayChange, Names, Numbers, Range
 from whereformer.lab.report.report import Figure, Report
 from whereformer.lab.run import Run
 from whereformer.lab.sheet import Sheet
@@ -28,11 +28,11 @@ class Toy(ManyRuns):
     """How large is noise?"""
 
     NAME = "toy"
-    small = True
+    has_small_models = True
     QUICK: ClassVar = {"seeds": 1, "out": Path("runs/quick")}
-    seeds: Annotated[int, Range(1, 100), Free] = 3
+    seeds: Annotated[int, Range(1, 100), MayChange] = 3
     """How many numbers."""
-    quick: Annotated[bool, Free] = False
+    quick: Annotated[bool, MayChange] = False
     """Fewer."""
     size: Annotated[int, Range(1, 2**20)] = 3
     """Numbers in a mean."""
@@ -42,15 +42,15 @@ class Toy(ManyRuns):
     """Rates."""
     path: str | Path | None = None
     """A path."""
-    shuffle: Annotated[bool, Free] = True
+    shuffle: Annotated[bool, MayChange] = True
     """Do not shuffle."""
     files: tuple[Path, ...] = ()
     """Files."""
-    fails: Annotated[str, Free] = ""
+    fails: Annotated[str, MayChange] = ""
     """What happens at seed 1."""
 
     def run(self, run: Run) -> Report:
-        found = run.each([(seed,) for seed in range(self.seeds)], self.draw, kind=Drawn)
+        found = run.map([(seed,) for seed in range(self.seeds)], self.draw, task="draw", kind=Drawn)
         rows = [(str(seed), f"{drawn.number:.3f}") for (seed,), drawn in found.items()]
         return Report("How large?", ["Noise <is> noise."], [Sheet.of("Noise", ["seed", "value"], rows), FIGURE], found)
 
@@ -63,7 +63,7 @@ class Toy(ManyRuns):
             raise KeyboardInterrupt
         if seed == 1 and self.fails == "continue":
             assert run.keeps("0.0.1")
-        run.step(1, 0.5)
+        run.advance(1, 0.5)
         torch.manual_seed(seed)
         return Drawn(float(torch.randn(self.size).mean()), torch.get_num_threads(), os.getpid())
 

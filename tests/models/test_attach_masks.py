@@ -249,7 +249,7 @@ def test_compiled_code_tells_texts_by_positions(position, way):
 def test_texts_beside_padding_stay_apart(position, looks, monkeypatch):
     """On a GPU, nobody looks at positions or masks."""
     for module in (hooks, masks, checks, visible_keys):
-        monkeypatch.setattr(module, "can_look", lambda tensor: looks)
+        monkeypatch.setattr(module, "can_read", lambda tensor: looks)
     model = attach(make_decoder("Llama"), position)
     texts, _ = packed("position_ids")
     alone = torch.cat([model(ids).last_hidden_state for ids in texts], 1)
@@ -356,7 +356,7 @@ def test_ends_of_texts_that_do_not_fit_are_refused():
     ):
         with pytest.raises(InputError, match=rf"^{name}: {message}"):
             model(ids, **{name: given})
-    with pytest.raises(InputError, match=r"^cu_seq_lens_k: expected those of the queries, got tensor"):
+    with pytest.raises(InputError, match=r"^cu_seq_lens_k: expected the numbers of cu_seq_lens_q, got tensor"):
         model(ids[:1], cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[1:])
 
 

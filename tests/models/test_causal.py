@@ -110,7 +110,7 @@ MASKS = {
 def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, monkeypatch):
     """A mask of ones says nothing, and one of padding nothing of the tokens that it shows; on a GPU nobody looks."""
     for module in (encoder, checks, visible_keys):
-        monkeypatch.setattr(module, "can_look", lambda tensor: looks)
+        monkeypatch.setattr(module, "can_read", lambda tensor: looks)
     model = build(position=position)
     rows = [torch.randint(1, 50, (1, length)) for length in LENGTHS]
     alone = torch.cat([model(row).logits for row in rows], 1)

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from whereformer import Encoder, EncoderConfig, attach, detach, load_attached, unpad
 from whereformer.errors import InputError
+from whereformer.lab.sentence_encoders import keep_sentence_settings
 from whereformer.models import (
     EncoderForMaskedLM,
     EncoderForSequenceClassification,
@@ -21,7 +22,6 @@ from whereformer.models import (
     Seq2SeqForConditionalGeneration,
     heads,
 )
-from whereformer.recipes.sentence_encoders import keep_sentence_settings
 
 from .peers import MODELS, SIZES, batch, make, states
 

@@ -161,7 +161,7 @@ def test_attention_cannot_drop_all_weights(bad):
 def test_errors_name_the_argument():
     with pytest.raises(ValueError, match="num_attention_heads: 3 heads do not divide hidden_size 16"):
         small_config(num_attention_heads=3)
-    with pytest.raises(ValueError, match="norm: expected 'post' or 'pre', got 'sandwich'"):
+    with pytest.raises(ValueError, match="norm: expected one of post, pre, got 'sandwich'"):
         small_config(norm="sandwich")
     model = Encoder(small_config())
     with pytest.raises(ValueError, match="input_ids and inputs_embeds"):

@@ -26,7 +26,7 @@ def test_other_errors_of_fields():
         ({"max_length": 512}, r"max_length: not a field of EncoderConfig"),
         ({"num_hidden_layers": 3}, r"num_hidden_layers: use blocks='3' instead"),
         ({"position": "tisa", "num_kernels": 3}, r"num_kernels: not a field of EncoderConfig"),
-        ({"attention_backend": "bogus"}, r"attention_backend: expected 'auto' or .*, got 'bogus'$"),
+        ({"attention_backend": "bogus"}, r"attention_backend: expected one of auto, .*, got 'bogus'$"),
         ({"num_labels": -1}, r"num_labels: expected at least 0, got -1$"),
         ({"num_labels": 10**9}, r"num_labels: expected at most 65536, got 1000000000$"),
         ({"num_labels": "3"}, r"num_labels: expected an integer, got '3'$"),

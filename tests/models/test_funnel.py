@@ -193,8 +193,8 @@ def test_one_graph_serves_all_lengths(position):
         ({"blocks": "2", "decoder_layers": "1"}, "decoder_layers: there is no pooling to undo"),
         ({"blocks": "2-2", "decoder_layers": "1-1"}, "decoder_layers: expected one block"),
         ({"blocks": "2-2", "decoder_layers": "1x0"}, "decoder_layers: expected layers as"),
-        ({"pooling": "median"}, "pooling: expected 'mean' or 'max' or 'min', got 'median'"),
-        ({"mask_pooling": "some"}, "mask_pooling: expected 'any' or 'all', got 'some'"),
+        ({"pooling": "median"}, "pooling: expected one of mean, max, min, got 'median'"),
+        ({"mask_pooling": "some"}, "mask_pooling: expected one of any, all, got 'some'"),
     ],
 )
 def test_bad_configurations_are_named(changes, message):

@@ -190,9 +190,9 @@ def test_bfloat16_is_near_float64(options):
     ("options", "message"),
     [
         ({"first_norm": False}, "first_norm: False needs norm 'pre', got 'post'"),
-        ({"feed_forward": "glu"}, "feed_forward: expected 'plain' or 'gated', got 'glu'"),
+        ({"feed_forward": "glu"}, "feed_forward: expected one of plain, gated, got 'glu'"),
         ({"biases": 1}, "biases: expected True or False, got 1"),
-        ({"attention_scale": -1.0}, "attention_scale: expected at least 0.0, got -1.0"),
+        ({"attention_scale": -1.0}, "attention_scale: expected 0 to 1000, got -1.0"),
         ({"causal": True, "blocks": "2-2"}, "causal: pooling mixes a token with the next"),
         ({"classifier_pooling": "mean", "blocks": "2-2"}, "classifier_pooling: 'mean' needs one block"),
         (

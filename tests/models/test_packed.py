@@ -108,7 +108,7 @@ def test_every_way_to_tell_texts(way, blocks):
 @pytest.mark.parametrize("position", ["floater", "fire+tisa"])
 def test_where_looking_would_stall_the_device(position, looks, monkeypatch):
     for module in (varlen, visible_keys):
-        monkeypatch.setattr(module, "can_look", lambda _: looks)
+        monkeypatch.setattr(module, "can_read", lambda _: looks)
     compare(randomized(Encoder, position=position), *texts_and_row())
 
 
@@ -251,15 +251,15 @@ def test_a_mask_of_ones_is_no_padding():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected numbers from 0 to 33, the rows of input_ids"),
-        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected numbers from 0 to 33"),
-        ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected a tensor of whole numbers"),
+        ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33 (the rows of"),
+        ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33"),
+        ({"cu_seq_lens_q": ENDS.float()}, "cu_seq_lens_q: expected an integer tensor"),
         ({"cu_seq_lens_q": ENDS, "input_ids": IDS.repeat(2, 1)}, "cu_seq_lens_q: it needs one row and no cache, got 2"),
-        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected those of the queries"),
+        ({"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS[1:]}, "cu_seq_lens_k: expected the numbers of cu_seq_lens_q"),
         ({"cu_seq_lens_k": ENDS}, "cu_seq_lens_k: expected cu_seq_lens_q too, got None"),
-        ({"cu_seq_lens_q": ENDS, "seq_idx": SEQ // 2}, "seq_idx: expected the texts of cu_seq_lens_q, got others"),
-        ({"seq_idx": SEQ > 0}, "seq_idx: expected a tensor of whole numbers, got torch.bool"),
-        ({"cu_seq_lens_q": ENDS > 0}, "cu_seq_lens_q: expected a tensor of whole numbers, got torch.bool"),
+        ({"cu_seq_lens_q": ENDS, "seq_idx": SEQ // 2}, "seq_idx: expected the documents of cu_seq_lens_q, got others"),
+        ({"seq_idx": SEQ > 0}, "seq_idx: expected an integer tensor, got torch.bool"),
+        ({"cu_seq_lens_q": ENDS > 0}, "cu_seq_lens_q: expected an integer tensor, got torch.bool"),
         ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
         ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None with cu_seq_lens_q"),
         ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),

@@ -301,13 +301,13 @@ def test_writing_beyond_a_table_of_positions_says_so():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"norm": "both"}, r"norm: expected 'post' or 'pre', got 'both'"),
+        ({"norm": "both"}, r"norm: expected one of post, pre, got 'both'"),
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
         ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
-        ({"label_smoothing": 1.0}, r"label_smoothing: expected at most 0.99, got 1.0"),
+        ({"label_smoothing": 1.0}, r"label_smoothing: expected 0 to 0.99, got 1.0"),
         (
             {"attention_probs_dropout_prob": 1.0},
-            r"attention_probs_dropout_prob: expected at most 0.99, got 1.0",
+            r"attention_probs_dropout_prob: expected 0 to 0.99, got 1.0",
         ),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),

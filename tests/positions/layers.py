@@ -26,9 +26,9 @@ def prepare(position, query, key, value, *, hidden=None, layer=0, shared=None, p
     """What an encoder hands to ``whereformer.attention``: query, key, value and terms; queries are right-aligned."""
     n_k = value.shape[2]
     n_q = n_k if query is None else query.shape[2]
-    places = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
-    shared = position.compute_shared(Site(*places)) if shared is None else shared
-    site = Site(*places, layer, shared)
+    positions = positions or (Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k))
+    shared = position.compute_shared(Site(*positions)) if shared is None else shared
+    site = Site(*positions, layer, shared)
     if query is not None:
         query, key, value = position.transform_qkv(query, key, value, site)
     if hidden is None:

@@ -73,10 +73,10 @@ EACH_METHOD = [
 """The same; what is not a method by itself with its own options takes part in slow tests only."""
 
 
-def build(name, *, dtype=torch.float64, **options):
+def build(name, num_layers=LAYERS, *, dtype=torch.float64, **options):
     """The method with parameters far from their small or special initial values, so that each one matters."""
     position = build_position(
-        name, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=MAX_LENGTH, **options
+        name, hidden_size=WIDTH, num_heads=HEADS, num_layers=num_layers, max_length=MAX_LENGTH, **options
     ).to(dtype)
     randomize_parameters(position)
     return position

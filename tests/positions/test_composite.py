@@ -4,27 +4,13 @@ import pytest
 import torch
 from transformers import Cohere2Config, Cohere2Model, SmolLM3Config, SmolLM3Model
 
-from tests.positions.stack import HEADS, WIDTH, embeddings
+from tests.positions.stack import HEADS, WIDTH, build, embeddings
 from whereformer import Encoder, EncoderConfig, Positions, Site, attach, build_position, detach, load_pretrained
-from whereformer.analysis.reading import layers_with_position, position_scores
-from whereformer.positions import (
-    CompositeMethod,
-    PositionMethod,
-    canonical_name,
-    component_names,
-    layer_pattern,
-    method_class,
-    register,
-)
+from whereformer.analysis.position_scores import find_acting_layers, read_layer_scores
+from whereformer.positions import CompositeMethod, canonical_name, component_names, layer_pattern, method_class
 from whereformer.positions.testing import attend, check_position, randomize_parameters
 
 SIZES = {"hidden_size": WIDTH, "num_heads": HEADS, "max_length": 24}
-
-
-def build(name, num_layers, **options):
-    position = build_position(name, **SIZES, num_layers=num_layers, **options).double()
-    randomize_parameters(position)
-    return position
 
 
 PATTERNS = [
@@ -60,12 +46,11 @@ def test_every_layer_is_that_of_its_method_alone():
     assert shaw.keys.shape[:2] == (2, 5)
     assert position.layers == [[0, 2, 4, 6], [1, 5], [3, 7]]
     words = embeddings(9)
-    for layer, (part, own) in enumerate(
+    for layer, (part, part_layer) in enumerate(
         [(tisa, 0), (rope, 0), (tisa, 1), (shaw, 0), (tisa, 2), (rope, 1), (tisa, 3), (shaw, 1)]
     ):
         assert position.components(layer) == (part,)
-        actual, expected = attend(position, words, layer=layer), attend(part, words, layer=own)
-        assert torch.equal(actual, expected)
+        assert torch.equal(attend(position, words, layer=layer), attend(part, words, layer=part_layer))
 
 
 def test_a_shared_layer_is_counted_among_the_passes_of_its_method():
@@ -143,11 +128,6 @@ def test_patterns_that_do_not_fit_are_refused(name, layers, message):
         Encoder(EncoderConfig(hidden_size=8, num_attention_heads=2, vocab_size=9, blocks=str(layers), position=name))
 
 
-def test_a_name_has_no_slash():
-    with pytest.raises(ValueError, match=r"^name: expected a word without '\+', '/'"):
-        register("a/b", PositionMethod)
-
-
 # --- in models
 
 
@@ -193,17 +173,17 @@ def test_saved_and_loaded(tmp_path):
     ids = torch.randint(1, 20, (2, 9))
     for loaded in (Encoder.from_pretrained(tmp_path).double(), load_pretrained(tmp_path).double()):
         torch.testing.assert_close(loaded.eval()(ids)[0], model(ids)[0], rtol=1e-5, atol=1e-5)
-    other = load_pretrained(tmp_path, position="tisa")
-    assert other.position.amplitude.shape == (4, 2, 2)
-    assert any("position." in name for name in other.loading_report.initialized)
+    changed = load_pretrained(tmp_path, position="tisa")
+    assert changed.position.amplitude.shape == (4, 2, 2)
+    assert any("position." in name for name in changed.loading_report.initialized)
 
 
 def test_which_layers_use_position():
-    assert layers_with_position(encoder("rope/none/none/tisa").position) == [0, 3]
-    assert layers_with_position(encoder("learned+rope/learned").position) == [0, 2]
-    assert [actual.layer for actual in position_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
-    assert not list(position_scores(encoder("none"), 5))
-    assert [actual.layer for actual in position_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
+    assert find_acting_layers(encoder("rope/none/none/tisa").position) == [0, 3]
+    assert find_acting_layers(encoder("learned+rope/learned").position) == [0, 2]
+    assert [actual.layer for actual in read_layer_scores(encoder("rope/none/none/tisa"), 5)] == [0, 3]
+    assert not list(read_layer_scores(encoder("none"), 5))
+    assert [actual.layer for actual in read_layer_scores(encoder("learned/learned+tisa"), 5)] == [0, 1, 3]
 
 
 def outputs(model, ids, mask):
@@ -230,12 +210,14 @@ def test_parity_with_models_that_rotate_in_some_layers(config, model_class, opti
     ids = torch.randint(1, 40, (2, 13))
     mask = torch.ones_like(ids)
     mask[1, :4] = 0  # on the left: the positions of all tokens move
-    real = mask.bool()
-    expected = outputs(model, ids, mask)[real]
+    token_mask = mask.bool()
+    expected = outputs(model, ids, mask)[token_mask]
     base = {"base": config.rope_parameters["rope_theta"]}
     attach(model, "rope/rope/rope/none", keep_absolute=False, **{**options, **base})
     assert isinstance(model.whereformer, CompositeMethod)
-    assert layers_with_position(model.whereformer) == [0, 1, 2, 4, 5, 6]
-    torch.testing.assert_close(outputs(model, ids, mask)[real], expected, rtol=1e-5, atol=1e-6)  # theirs is in float32
+    assert find_acting_layers(model.whereformer) == [0, 1, 2, 4, 5, 6]
+    torch.testing.assert_close(
+        outputs(model, ids, mask)[token_mask], expected, rtol=1e-5, atol=1e-6
+    )  # theirs is in float32
     attach(detach(model), "rope", keep_absolute=False, **{**options, **base})
-    assert (outputs(model, ids, mask)[real] - expected).abs().max() > 1e-3
+    assert (outputs(model, ids, mask)[token_mask] - expected).abs().max() > 1e-3

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+from tests.positions.layers import scores
 from tests.positions.stack import (
     EACH_METHOD,
     HEADS,
@@ -52,8 +53,8 @@ def test_a_layer_reads_its_own_parameters_alone(method):
         gradients = torch.autograd.grad(out.square().sum(), [words, *parameters.values()])
         for name, gradient in zip(parameters, gradients[1:], strict=True):
             if LAYERS in gradient.shape:
-                others = gradient.movedim(gradient.shape.index(LAYERS), 0).roll(-layer, 0)[1:]
-                assert not others.any(), name
+                of_other_layers = gradient.movedim(gradient.shape.index(LAYERS), 0).roll(-layer, 0)[1:]
+                assert not of_other_layers.any(), name
 
 
 # --- where queries and keys are
@@ -65,15 +66,15 @@ LIMITED = {*FIXED_LENGTH, "floater"}
 def test_positions_out_of_range_are_named(method):
     position, words, (name,) = make(method), embeddings(3), parts_of(method) & LIMITED
     for start, wrong in ((MAX_LENGTH - 3, None), (MAX_LENGTH - 2, MAX_LENGTH), (-2, -2)):
-        positions = Positions(start, 1, 3)
-        for places in (positions, positions.values(), positions.values().expand(2, -1)):
+        affine = Positions(start, 1, 3)
+        for line in (affine, affine.values(), affine.values().expand(2, -1)):
             # Floater integrates further, but not backwards and not to explicit positions.
-            if wrong is None or (name == "floater" and wrong > 0 and places is positions):
-                assert attend(position, words, places, places).isfinite().all()
+            if wrong is None or (name == "floater" and wrong > 0 and line is affine):
+                assert attend(position, words, line, line).isfinite().all()
                 continue
             message = rf"^{name} covers positions 0 to .* \(.*\), got position {wrong}; raise "
             with pytest.raises(PositionRangeError, match=message):
-                attend(position, words, places, places)
+                attend(position, words, line, line)
 
 
 def test_compiled_code_reads_no_row_from_the_end_for_a_negative_position():
@@ -98,33 +99,33 @@ def test_a_method_that_is_built_causal_sees_no_later_token(method):
 def test_a_method_that_is_not_built_causal_sees_all(method):
     position, words = make(method, causal=False), embeddings(8)
     changed = torch.cat((words[:, :5], embeddings(3)), 1)
-    seen = (attend(position, changed) - attend(position, words))[:, :5].abs().amax(-1)
-    assert (seen > 1e-12).all()  # softmax may leave little of a token
+    difference = (attend(position, changed) - attend(position, words))[:, :5].abs().amax(-1)
+    assert (difference > 1e-12).all()  # softmax may leave little of a token
 
 
 # --- precision
 
 
-def read_out(term, at):
-    """The same table over all offsets that occur."""
-    offsets = torch.arange(1 - at.length, at.length)
-    return OffsetBias(term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)], 1 - at.length)
-
-
-def hooks(position, at, hidden, heads):
+def hooks(position, positions, hidden, heads):
     """Everything a method gives for one layer, as a list of tensors."""
-    site = position.with_shared(Site(at, at, 1))
-    terms = position.terms(hidden, site)
+    site, n = position.with_shared(Site.self_attention(positions, layer=1)), positions.length
     # A table may end where it no longer changes by more than rounding, which depends on the precision.
-    terms = [read_out(term, at) if isinstance(term, OffsetBias) else term for term in terms]
-    tensors = [tensor for term in terms for tensor in vars(term).values() if isinstance(tensor, torch.Tensor)]
-    return [position.embed(hidden, at), *position.transform_qkv(*heads, site), *tensors]
+    tensors = [
+        scores([term], n, n) if isinstance(term, OffsetBias) else tensor
+        for term in position.terms(hidden, site)
+        for tensor in vars(term).values()
+        if isinstance(tensor, torch.Tensor)
+    ]
+    return [position.embed(hidden, positions), *position.transform_qkv(*heads, site), *tensors]
 
 
 def test_fire_in_half_precision_does_not_round_its_threshold():
-    position, positions = build("fire", dtype=torch.bfloat16, initial_threshold=777.0), Positions(0, 1, 9)
-    [term] = position.terms(torch.zeros(1, 9, WIDTH), Site(positions, positions))
-    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), Site(positions, positions))
+    position, site = (
+        build("fire", dtype=torch.bfloat16, initial_threshold=777.0),
+        Site.self_attention(Positions(0, 1, 9)),
+    )
+    [term] = position.terms(torch.zeros(1, 9, WIDTH), site)
+    [exact] = position.double().terms(torch.zeros(1, 9, WIDTH), site)
     torch.testing.assert_close(term.scores.double(), exact.scores, rtol=1e-6, atol=1e-6)
 
 
@@ -259,6 +260,10 @@ def scaled(kind, message, **numbers):
     return "rope", {"scaling": {"rope_type": kind, **numbers}}, f"scaling: {message}"
 
 
+def divided(sections, arrangement, message, **sizes):
+    return "rope", {"sections": sections, "arrangement": arrangement, **sizes}, f"sections: {message}"
+
+
 WRONG_OPTIONS = [
     ("sinusoidal", {"layout": "half"}, r"layout: expected one of interleaved, blocks, got 'half'"),
     ("sinusoidal", {"embedding_size": 7}, r"layout: 'interleaved' needs an even embedding size, got 7"),
@@ -293,28 +298,38 @@ WRONG_OPTIONS = [
     scaled("longrope", r"expected short_factor as 4 numbers, one per pair, got \[1\]", short_factor=[1], **LONG),
     scaled("longrope", r"short_factor: expected a positive number from 0", short_factor=[1, 1, 1, 0], **LONG),
     ("rope", {"arrangement": "mixed"}, r"arrangement: expected one of blocks, interleaved, axial, got 'mixed'"),
-    ("rope", {"sections": [5, -1]}, r"sections: expected a list of integers from 1 on, got \[5, -1\]"),
-    ("rope", {"sections": [2, 1]}, r"sections: expected 4 pairs together, half of rotary_dim, got \[2, 1\]"),
-    (
-        "rope",
-        {"sections": [3, 1], "arrangement": "axial"},
-        r"sections: expected equal numbers with 'axial', got \[3, 1\]",
-    ),
-    (
-        "rope",
-        {"sections": [1, 3], "arrangement": "interleaved"},
-        r"sections: expected no number above the first with 'int",
+    divided([5, -1], "blocks", r"expected a list of integers from 1 on, got \[5, -1\]"),
+    divided([2, 1], "blocks", r"expected 4 pairs together, half of rotary_dim, got \[2, 1\]"),
+    divided([3, 1], "axial", r"expected equal numbers with 'axial', got \[3, 1\]"),
+    divided([1, 3], "interleaved", r"expected no number above the first with 'interleaved', got \[1, 3\]"),
+    divided(
+        [3, 2, 3], "interleaved", r"'interleaved' would give the axes \[4, 2, 2\] pairs, got \[3, 2, 3\]", head_dim=16
     ),
     ("deberta", {"max_distance": 0, "num_buckets": None}, r"max_distance: expected at least 1, got 0"),
     ("deberta", {"num_buckets": 7}, r"num_buckets: expected an even number of at least 4, or None, got 7"),
     ("deberta", {"max_distance": 129}, r"max_distance: expected more than 129 \(num_buckets / 2 \+ 1\), got 129"),
     ("deberta", {"c2p": False, "p2c": False}, r"c2p: expected c2p or p2c to be True, got False for both"),
     ("inkling", {"rank": 0}, r"rank: expected at least 1, got 0"),
+    ("logn", {"kind": "log"}, r"kind: expected one of ssmax, su, llama4, inkling, got 'log'"),
+    ("logn", {"kind": "su"}, r"train_length: 'su' needs the length of the texts in training, got None"),
+    ("logn", {"kind": "llama4"}, r"train_length: 'llama4' needs the length of the texts in training, got None"),
+    ("logn", {"kind": "su", "train_length": 1}, r"train_length: expected at least 2, got 1"),
+    ("logn", {"train_length": 8}, r"train_length: 'ssmax' trains its factor; expected None, got 8"),
+    ("logn", {"kind": "llama4", "train_length": 8, "alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
     ("inkling", {"alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
     ("tisa", {"num_kernels": -1}, r"num_kernels: expected at least 0, got -1"),
     ("kerple", {"variant": "linear"}, r"variant: expected one of log, power, got 'linear'"),
     ("fire", {"width": 0}, r"width: expected at least 1, got 0"),
     ("fire", {"initial_threshold": 0}, r"initial_threshold: expected a positive number, got 0"),
+    ("synthesizer", {"rank": "zzz"}, r"rank: expected an integer, got 'zzz'"),
+    ("floater", {"solver": ["rk4"]}, r"solver: expected text, got \['rk4'\]"),
+    ("sinusoidal", {"max_timescale": 10**400}, r"max_timescale: expected a finite number, got 1000"),
+    ("tisa", {"num_kernels": -(10**5000)}, r"num_kernels: expected at least -1048576, got a huge int"),
+    ("tisa", {"num_layers": 2**31}, r"num_layers: expected at most 1048576, got 2147483648"),
+    ("tisa", {"causal": 1}, r"causal: expected True or False, got 1"),
+    ("tisa", {"layer_of_pass": 3}, r"layer_of_pass: expected a number for each of 1 layers, got 3"),
+    ("tisa", {"layer_of_pass": [-1]}, r"layer_of_pass: expected a number for each of 1 layers, got \[-1\]"),
+    ([], {}, r"position: expected the name of a method, got \[\]"),
     ("none", {"hidden_size": 0}, r"hidden_size: expected at least 1, got 0"),
     ("none", {"num_heads": 3}, r"num_heads: 3 heads do not divide hidden_size 16"),
 ]
@@ -378,9 +393,10 @@ def test_tupe_asks_t5_for_a_bucket_for_cls():
     assert build_position("t5", **SIZES).weight.shape == (2, 32)
 
 
-def test_a_composition_that_replaces_content_has_none():
-    assert not build_position("learned+synthesizer", **SIZES).uses_query_key
-    assert build_position("learned+synthesizer", **SIZES, content="add").uses_query_key
+@pytest.mark.parametrize("name", ["learned+synthesizer", "synthesizer+inkling"])
+def test_a_composition_that_replaces_content_has_none(name):
+    assert not build_position(name, **SIZES).uses_query_key
+    assert build_position(name, **SIZES, content="add").uses_query_key
 
 
 @pytest.fixture
@@ -433,9 +449,9 @@ def test_a_class_that_is_defined_again_takes_its_own_place():
 
 
 @pytest.mark.usefixtures("registry")
-@pytest.mark.parametrize("name", ["a+b", "a,b", "a b", ""])
+@pytest.mark.parametrize("name", ["a+b", "a/b", "a,b", "a b", ""])
 def test_names_must_fit_into_compositions_and_lists(name):
-    with pytest.raises(ValueError, match=r"^name: expected a word without"):
+    with pytest.raises(ValueError, match=r"^name: expected a word without '\+', '/'"):
         register(name, Loudness)
 
 
@@ -445,11 +461,18 @@ def test_only_methods_can_be_registered():
         register("linear", torch.nn.Linear)
 
 
-@pytest.mark.parametrize("name", ["synthesizer+rope", "floater+synthesizer", "synthesizer+shaw"])
-def test_nothing_is_left_to_rotate_without_content_scores(name):
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *((f"synthesizer+{name}", {}) for name in ("rope", "floater", "shaw", "logn")),
+        ("synthesizer+inkling", {"log_scaling": 4}),
+        ("floater+synthesizer", {}),
+    ],
+)
+def test_nothing_is_left_to_rotate_without_content_scores(name, options):
     with pytest.raises(ValueError, match=r"^position: .* acts on query and key"):
-        build_position(name, hidden_size=8, num_heads=2)
-    assert build_position(name, hidden_size=8, num_heads=2, max_length=4, content="add").uses_query_key
+        build_position(name, **SIZES, **options)
+    assert build_position(name, **SIZES, **options, content="add").uses_query_key
 
 
 def test_what_a_method_prints_says_its_sizes():

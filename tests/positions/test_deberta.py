@@ -5,6 +5,7 @@ import torch
 from transformers import DebertaV2Config
 from transformers.models.deberta_v2 import modeling_deberta_v2 as theirs
 
+from tests.positions.layers import split_heads
 from tests.positions.stack import HEADS, LAYERS, WIDTH, build
 from whereformer import OffsetKeys, OffsetQueries, Positions, Site, attention, attention_weights, build_position
 from whereformer.positions.deberta import table_row
@@ -39,10 +40,6 @@ def their_scale_in_float64(monkeypatch):
     monkeypatch.setattr(theirs, "scaled_size_sqrt", scaled_size_sqrt)
 
 
-def split(features):
-    return features.unflatten(-1, (HEADS, -1)).transpose(1, 2)
-
-
 def load(position, module, layer):
     """Copy their projections into ours. Their bias for keys adds the same number to all keys, which changes nothing."""
     with torch.no_grad():
@@ -67,10 +64,9 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
         hidden, torch.ones(1, 1, n, n), output_attentions=True, rel_embeddings=table, relative_pos=None
     )
     query, key, value = (
-        split(project(hidden)) for project in (original.query_proj, original.key_proj, original.value_proj)
+        split_heads(project(hidden), HEADS) for project in (original.query_proj, original.key_proj, original.value_proj)
     )
-    positions = Positions(0, 1, n)
-    site = position.with_shared(Site(positions, positions, layer))
+    site = position.with_shared(Site.self_attention(Positions(0, 1, n), layer=layer))
     terms = position.terms(hidden, site) + position.content_terms(query, key, site)
     call = *position.transform_qkv(query, key, value, site), terms
     actual = attention(*call, backend="reference").transpose(1, 2).flatten(2)
@@ -84,10 +80,10 @@ def test_attention_and_gradients_are_those_of_deberta_v2(buckets, distance, kind
         ours = [*ours, position.query_weight, position.query_bias]
         names = [*names, original.pos_query_proj.weight, original.pos_query_proj.bias]
     gradients = torch.autograd.grad((actual * direction).sum(), [*ours, original.key_proj.weight], retain_graph=True)
-    wanted = torch.autograd.grad((expected * direction).sum(), [table, *names, original.key_proj.weight])
-    for mine, other in zip(gradients, wanted, strict=True):
-        mine = mine[layer] if mine.dim() == other.dim() + 1 else mine
-        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-11)
+    originals = torch.autograd.grad((expected * direction).sum(), [table, *names, original.key_proj.weight])
+    for gradient, golden in zip(gradients, originals, strict=True):
+        gradient = gradient[layer] if gradient.dim() == golden.dim() + 1 else gradient
+        torch.testing.assert_close(gradient, golden, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize(("buckets", "distance"), [*SETTINGS, (256, 512), (32, 128), (64, 1000)])
@@ -131,8 +127,7 @@ def test_only_the_rows_that_occur_are_projected():
 
 def test_no_term_has_a_number_for_each_pair():
     position = build_position("deberta", hidden_size=16, num_heads=2)
-    positions = Positions(0, 1, 5)
-    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Site(positions, positions))] == [
+    assert [type(term) for term in position.terms(torch.zeros(1, 5, 16), Site.self_attention(Positions(0, 1, 5)))] == [
         OffsetKeys,
         OffsetQueries,
     ]

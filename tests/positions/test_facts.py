@@ -56,11 +56,11 @@ def attend_alone(position, words, queries, keys, layer):
 
 def multiplies_query_and_key(position):
     """Scores depend on query and key."""
-    words, (query, key, *others, value) = embeddings(9), random_heads(5)
+    words, (query, key, *other_heads, value) = embeddings(9), random_heads(5)
     return not in_every_layer(
         lambda layer: are_close(
             position.attend(words, query, key, value, Site(FIRST, FIRST, layer)),
-            position.attend(words, *others, value, Site(FIRST, FIRST, layer)),
+            position.attend(words, *other_heads, value, Site(FIRST, FIRST, layer)),
         )
     )
 
@@ -68,16 +68,16 @@ def multiplies_query_and_key(position):
 def needs_query_key(position):
     """What the method does depends on query and key, other than by their own product."""
     words, (query, key, value) = embeddings(9), random_heads(3)
-    nothing, causal = torch.zeros_like(query), position.model.causal
+    zeros, causal = torch.zeros_like(query), position.model.causal
 
     def check(layer):
         site = Site(FIRST, FIRST, layer)
-        _, _, changed, terms = position.apply_hooks(words, nothing, nothing, value, site)
+        _, _, changed, terms = position.apply_hooks(words, zeros, zeros, value, site)
         try:
             without = attention(None, None, changed, terms, causal=causal)
         except ValueError:  # a term is a product with query or key
             return False
-        return are_close(without, attention(nothing, nothing, changed, terms, causal=causal)) and are_close(
+        return are_close(without, attention(zeros, zeros, changed, terms, causal=causal)) and are_close(
             position.attend(words, query, key, value, site), attention(query, key, changed, terms, causal=causal)
         )
 
@@ -126,17 +126,19 @@ def reads_keys_before_they_are_rotated(position):
 def is_one_sided(position):
     """Built for causal attention, it tells earlier keys apart by their distance, and later ones not."""
     words, (query, key, value) = embeddings(1), random_heads(3)[..., :4, :]
-    query_at = torch.tensor([10])
+    query_position = torch.tensor([10])
 
-    def found(key_positions, layer):
+    def output_of(key_positions, layer):
         keys = torch.tensor(key_positions)
-        query_now, key_now, value_now, terms = position.apply_hooks(
-            words, query[:, :, :1], key, value, Site(query_at, keys, layer)
+        new_query, new_key, new_value, terms = position.apply_hooks(
+            words, query[:, :, :1], key, value, Site(query_position, keys, layer)
         )
-        return attention(query_now, key_now, value_now, terms, query_positions=query_at, key_positions=keys)
+        return attention(new_query, new_key, new_value, terms, query_positions=query_position, key_positions=keys)
 
-    right = in_every_layer(lambda layer: are_close(found([11, 12, 13, 14], layer), found([11, 13, 16, 20], layer)))
-    left = in_every_layer(lambda layer: are_close(found([6, 7, 8, 9], layer), found([2, 5, 7, 9], layer)))
+    right = in_every_layer(
+        lambda layer: are_close(output_of([11, 12, 13, 14], layer), output_of([11, 13, 16, 20], layer))
+    )
+    left = in_every_layer(lambda layer: are_close(output_of([6, 7, 8, 9], layer), output_of([2, 5, 7, 9], layer)))
     return position.model.causal and right and not left
 
 

@@ -4,17 +4,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from tests.positions.stack import HEADS, LAYERS, WIDTH, randomize_parameters
-from whereformer import DistanceDecay, Positions, Site, attention, build_position
+from tests.positions.layers import split_heads
+from tests.positions.stack import HEADS, WIDTH, build
+from whereformer import DistanceDecay, Positions, Site, attention
 
 HEAD_DIM = WIDTH // HEADS
 LAYER = 1
-
-
-def build(**options):
-    position = build_position("fox", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, **options).double()
-    randomize_parameters(position)
-    return position
 
 
 def forgotten(logs):
@@ -31,20 +26,19 @@ def forgotten(logs):
 @pytest.mark.parametrize("n", [1, 2, 9])
 def test_attention_is_that_of_the_forgetting_transformer(n, causal):
     """Theirs has gates of the layer's input, w x + b; ours of the keys W x, so that g = w W^-1."""
-    position = build(causal=causal)
+    position = build("fox", causal=causal)
     x = torch.randn(2, n, WIDTH, dtype=torch.float64)
     project = torch.randn(3, WIDTH, WIDTH, dtype=torch.float64)
     w = torch.randn(HEADS, WIDTH, dtype=torch.float64)
     with torch.no_grad():
         position.weight[LAYER] = w @ torch.linalg.inv(project[1])
-    query, key, value = (functional.linear(x, each).unflatten(-1, (HEADS, -1)).transpose(1, 2) for each in project)
+    query, key, value = (split_heads(functional.linear(x, weight), HEADS) for weight in project)
     logs = functional.linear(x, w, position.bias.detach()[LAYER]).sigmoid().log()
     bias = torch.stack([torch.stack([forgotten(logs[b, :, h]) for h in range(HEADS)]) for b in range(2)])
     scores = query @ key.mT / HEAD_DIM**0.5 + bias
     if causal:
         scores = scores.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf)
-    positions = Positions(0, 1, n)
-    site = Site(positions, positions, LAYER)
+    site = Site.self_attention(Positions(0, 1, n), layer=LAYER)
     terms = position.content_terms(query, key, site)
     assert [type(term) for term in terms] == [DistanceDecay]
     actual = attention(*position.transform_qkv(query, key, value, site), terms, causal=causal)
@@ -60,7 +54,7 @@ def levels(position, key, site):
 @pytest.mark.parametrize("documents", [False, True])
 def test_levels_with_queries_and_keys_anywhere(documents):
     """What lies between two tokens are the real keys of their document, by position."""
-    position = build()
+    position = build("fox")
     n_q, n_k = 5, 8
     queries = torch.randint(-3, 12, (2, n_q))
     keys = torch.stack([torch.randperm(14)[:n_k] - 2 for _ in range(2)])
@@ -84,22 +78,22 @@ def test_levels_with_queries_and_keys_anywhere(documents):
 
 def test_sums_begin_in_each_document():
     """The rounding of packed documents is that of each alone: a few units of float32 in its own sums."""
-    position = build().float()
+    position = build("fox").float()
     lengths = (1500, 2, 1, 1700, 893)
     key = torch.randn(1, HEADS, sum(lengths), HEAD_DIM)
     positions = torch.cat([torch.arange(length) for length in lengths])
     ids = torch.repeat_interleave(torch.tensor([3, 1, 7, 4, 2]), torch.tensor(lengths))[None]
-    packed = levels(position, key, Site(positions, positions, LAYER, query_documents=ids, key_documents=ids))
+    packed = levels(position, key, Site.self_attention(positions, documents=ids, layer=LAYER))
     position = position.double()
-    for own, of_queries, of_keys in zip(*(each.split(lengths, -1) for each in (ids, *packed)), strict=True):
-        alone = Positions(0, 1, own.shape[-1])
-        exact = levels(position, key[:, :, ids[0] == own[0, 0]].double(), Site(alone, alone, LAYER))
+    for document, of_queries, of_keys in zip(*(rows.split(lengths, -1) for rows in (ids, *packed)), strict=True):
+        site = Site.self_attention(Positions(0, 1, document.shape[-1]), layer=LAYER)
+        exact = levels(position, key[:, :, ids[0] == document[0, 0]].double(), site)
         for actual, expected in zip((of_queries, of_keys), exact, strict=True):
             torch.testing.assert_close(actual.double(), expected, rtol=1e-6, atol=1e-5)
 
 
 def test_long_rows_in_half_precision():
-    position = build().bfloat16()
+    position = build("fox").bfloat16()
     key = torch.randn(1, HEADS, 3000, HEAD_DIM).bfloat16()
     positions = Positions(0, 1, 3000)
     of_queries, of_keys = levels(position, key, Site(positions, positions, LAYER))

@@ -36,8 +36,7 @@ def bundle(initial, flow, n):
     else:
         flat = initial.flatten(0, 1)
         queries_keys_values = torch.stack((flat, torch.zeros_like(flat), torch.zeros_like(flat)))
-    positions = Positions(0, 1, n)
-    trajectory = floater(queries_keys_values, flow).compute_shared(Site(positions, positions))
+    trajectory = floater(queries_keys_values, flow).compute_shared(Site.self_attention(Positions(0, 1, n)))
     return trajectory if len(initial) == 3 else trajectory[:, 0].unflatten(1, initial.shape[:2])
 
 

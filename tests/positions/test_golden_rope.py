@@ -93,9 +93,8 @@ def test_a_base_per_layer_is_repeated_over_the_layers_in_turn():
     options = {"hidden_size": 8, "num_heads": 1, "num_layers": 5}
     of_layers = build_position("rope", base=[160_000, 10.0], **options)
     query = torch.randn(1, 1, 6, 8, dtype=torch.float64)
-    positions = Positions(0, 1, 6)
     for layer, base in enumerate((160_000, 10.0, 160_000, 10.0, 160_000)):
-        site = Site(positions, positions, layer)
+        site = Site.self_attention(Positions(0, 1, 6), layer=layer)
         expected = build_position("rope", base=base, **options).transform_qkv(query, query, query, site)
         torch.testing.assert_close(of_layers.transform_qkv(query, query, query, site), expected, rtol=0, atol=0)
 

@@ -41,8 +41,8 @@ def test_attention_equals_the_original(case):
         weights = attention_weights(*call, **options)
         check(weights, golden["weights"], TOLERANCE)
         # Scores are known up to a constant per row.
-        seen = weights > 0
-        check(weights[seen].log(), golden["logits"].log_softmax(-1)[seen], TOLERANCE)
+        has_weight = weights > 0
+        check(weights[has_weight].log(), golden["logits"].log_softmax(-1)[has_weight], TOLERANCE)
 
 
 @pytest.mark.parametrize("case", LAYER)

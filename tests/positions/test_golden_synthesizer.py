@@ -17,8 +17,10 @@ def synthesizer(*, hidden_size, heads, head_dim, max_length, parameters, **optio
         "synthesizer", hidden_size=hidden_size, num_heads=heads, head_dim=head_dim, max_length=max_length, **options
     )
     # One layer: the originals' tensors get our leading layer axis.
-    own = {name if name == "alpha" else f"tables__{name}": tensor.unsqueeze(0) for name, tensor in parameters.items()}
-    return install(position, **own)
+    tensors = {
+        name if name == "alpha" else f"tables__{name}": tensor.unsqueeze(0) for name, tensor in parameters.items()
+    }
+    return install(position, **tensors)
 
 
 def mesh_sizes(config):
@@ -114,8 +116,7 @@ def single_head(golden, position):
     """The third party's layer: one head, no output projection."""
     length = golden["x"].shape[1]
     value = (golden["x"] @ golden["Wv"].mT + golden["bv"]).unsqueeze(1)
-    positions = Positions(0, 1, length)
-    terms = position.terms(golden["x"], Site(positions, positions))
+    terms = position.terms(golden["x"], Site.self_attention(Positions(0, 1, length)))
     return attention(None, None, value, terms).squeeze(1), attention_weights(None, None, value, terms).squeeze(1)
 
 

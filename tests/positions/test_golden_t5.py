@@ -56,10 +56,10 @@ def test_layer_equals_transformers(case):
     golden, config = case.tensors(), case.config
     # Their table is (buckets, heads); while decoding, queries are the tail of the sequence that keys see in full.
     position = t5(config, golden["table"].mT)
-    seen = golden.get("memory", golden["x"])
+    key_source = golden.get("memory", golden["x"])
     query, key, value = (
         split_heads(source @ golden[name].mT, config["H"])
-        for source, name in ((golden["x"], "Wq"), (seen, "Wk"), (seen, "Wv"))
+        for source, name in ((golden["x"], "Wq"), (key_source, "Wk"), (key_source, "Wv"))
     )
     call = prepare(position, query, key, value)
 

@@ -38,9 +38,8 @@ def tupe(golden, config):
 
 
 def bias_of(position, n):
-    positions = Positions(0, 1, n)
     hidden = torch.zeros(1, n, position.model.hidden_size, dtype=torch.float64)
-    return scores(position.terms(hidden, Site(positions, positions)), n, n).squeeze(0)
+    return scores(position.terms(hidden, Site.self_attention(Positions(0, 1, n))), n, n).squeeze(0)
 
 
 @pytest.mark.parametrize("case", MODELS)

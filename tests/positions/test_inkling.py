@@ -1,23 +1,22 @@
 """``inkling`` against the attention of transformers' Inkling, and against its formula in both directions."""
 
+from functools import partial
+
 import pytest
 import torch
 from transformers import InklingTextConfig
 from transformers.models.inkling import modeling_inkling as theirs
 
-from tests.positions.stack import HEADS, LAYERS, WIDTH, randomize_parameters
-from whereformer import OffsetKeys, Positions, Site, attention_weights, build_position
+from tests.positions import stack
+from tests.positions.stack import HEADS, WIDTH
+from whereformer import OffsetKeys, Positions, Site, attention_weights
+from whereformer.kernels.terms import position_values
 
 HEAD_DIM = WIDTH // HEADS
 LAYER = 1
 
 
-def build(**options):
-    position = build_position(
-        "inkling", hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=24, **options
-    ).double()
-    randomize_parameters(position)
-    return position
+build = partial(stack.build, "inkling")
 
 
 @pytest.mark.parametrize(("kind", "floor"), [("hybrid", None), ("hybrid", 4), ("hybrid_sliding", 4)])
@@ -44,8 +43,8 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
     x = torch.randn(2, n, WIDTH, dtype=torch.float64)
     positions = torch.arange(n)
     distance = positions[:, None] - positions
-    seen = (distance >= 0) & (distance < (5 if sliding else n))
-    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~seen, -torch.inf)
+    allowed = (distance >= 0) & (distance < (5 if sliding else n))
+    mask = torch.zeros(1, 1, n, n, dtype=torch.float64).masked_fill(~allowed, -torch.inf)
     # They compute the softmax and the factor in float32.
     monkeypatch.setattr(torch, "float32", torch.float64)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
@@ -63,7 +62,7 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
             (module.k_norm, module.k_sconv(module.k_proj(x), None, None)),
         )
     )
-    site = Site(Positions(0, 1, n), Positions(0, 1, n), LAYER)
+    site = Site.self_attention(Positions(0, 1, n), layer=LAYER)
     terms = position.terms(x, site)
     assert [type(term) for term in terms] == [OffsetKeys]
     query, key, value = position.transform_qkv(query, key, key, site)
@@ -74,7 +73,7 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
 
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(
-    "places",
+    "sides",
     [
         (Positions(0, 1, 9), Positions(0, 1, 9)),
         (Positions(30, 1, 2), Positions(0, 2, 8)),
@@ -82,14 +81,12 @@ def test_weights_are_those_of_transformers(kind, floor, monkeypatch):
     ],
     ids=["square", "far", "explicit"],
 )
-def test_the_formula(places, causal):
+def test_the_formula(sides, causal):
     position, extent = build(rank=2, extent=4, causal=causal), 4
-    queries, keys = (
-        torch.atleast_2d(positions.values() if isinstance(positions, Positions) else positions) for positions in places
-    )
+    queries, keys = (torch.atleast_2d(position_values(positions)) for positions in sides)
     hidden = torch.randn(2, queries.shape[-1], WIDTH, dtype=torch.float64)
     position.requires_grad_(False)
-    (term,) = position.terms(hidden, Site(*places, LAYER))
+    (term,) = position.terms(hidden, Site(*sides, LAYER))
     mix = position.mix.detach()[LAYER].unflatten(0, (HEADS, 2))
     profiles = position.profiles.detach()[LAYER]
     shape = (2, HEADS, queries.shape[-1], keys.shape[-1])
@@ -101,9 +98,3 @@ def test_the_formula(places, causal):
             expected = float(mix[h] @ hidden[b, i] @ column)
         read = term.table[0, max(0, min(term.table.shape[1] - 1, -distance - term.first))]
         assert float(term.query_factors[b, h, i] @ read) == pytest.approx(expected, abs=1e-12)
-
-
-def test_no_content_is_needed_without_log_scaling():
-    assert not build_position("synthesizer+inkling", hidden_size=8, num_heads=2, max_length=8).uses_query_key
-    with pytest.raises(ValueError, match=r"^position: Inkling acts on query and key"):
-        build_position("synthesizer+inkling", hidden_size=8, num_heads=2, max_length=8, log_scaling=4)

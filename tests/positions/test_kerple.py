@@ -12,7 +12,7 @@ LAYER = 2
 
 
 def formula(variant, r1, r2, distance):
-    """The number that is added to a score."""
+    """The numbers that are added to the scores of each head."""
     r1, r2 = r1.abs(), r2.abs()
     if variant == "log":
         return -r1 * torch.log(1 + r2 * distance)
@@ -25,22 +25,13 @@ def test_the_curve_and_its_gradients_are_those_of_the_paper(variant, step):
     position = build("kerple", variant=variant)
     offsets = [step * index for index in range(-9, 30)]
     curve = position.curve(offsets, layer=LAYER)
-    expected = torch.stack(
-        [
-            torch.stack(
-                [
-                    formula(variant, position.r1[LAYER, head], position.r2[LAYER, head], abs(positions))
-                    for positions in offsets
-                ]
-            )
-            for head in range(HEADS)
-        ]
-    )
+    r1, r2 = position.r1[LAYER], position.r2[LAYER]
+    expected = torch.stack([formula(variant, r1, r2, abs(offset)) for offset in offsets], 1)
     torch.testing.assert_close(curve, expected, rtol=1e-12, atol=1e-12)
     direction = torch.randn_like(curve)
     parameters = position.r1, position.r2
-    actual, wanted = (torch.autograd.grad((each * direction).sum(), parameters) for each in (curve, expected))
-    torch.testing.assert_close(actual, wanted, rtol=1e-11, atol=1e-11)
+    gradients = [torch.autograd.grad((values * direction).sum(), parameters) for values in (curve, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize(("variant", "bounds"), [("log", (2, 1)), ("power", (1, 2))])

@@ -7,40 +7,28 @@ import torch
 from transformers import Llama4TextConfig
 from transformers.models.llama4.modeling_llama4 import Llama4TextAttention
 
-from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings
+from tests.positions.stack import HEADS, QUICK, WIDTH, build, embeddings
 from tests.positions.test_contract import assert_close
-from whereformer import (
-    OffsetKeys,
-    Positions,
-    Site,
-    attention,
-    attention_weights,
-    build_position,
-)
+from whereformer import OffsetKeys, Positions, Site, attention, attention_weights, build_position
+from whereformer.kernels.terms import position_values
 from whereformer.positions.testing import attend
 from whereformer.positions.visible_keys import count_visible_keys
 
 SIZES = {"hidden_size": 16, "num_heads": 2, "num_layers": 2, "max_length": 24}
-KINDS = [{}, *({"kind": kind, "train_length": 3, "alpha": 0.7} for kind in ("su", "llama4", "inkling"))]
-
-
 # --- the number of keys
 
 
 def counted(site, causal):
     """The pairs that attention would compute, one by one."""
-    queries, keys = (
-        torch.atleast_2d(positions.values() if isinstance(positions, Positions) else positions)
-        for positions in (site.query_positions, site.key_positions)
-    )
-    seen = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
+    queries, keys = map(torch.atleast_2d, map(position_values, (site.query_positions, site.key_positions)))
+    allowed = torch.ones(1, queries.shape[-1], keys.shape[-1], dtype=torch.bool)
     if causal:
-        seen = seen & (keys[:, None] <= queries[..., None])
+        allowed = allowed & (keys[:, None] <= queries[..., None])
     if site.key_mask is not None:
-        seen = seen & site.key_mask[:, None]
+        allowed = allowed & site.key_mask[:, None]
     if site.query_documents is not None:
-        seen = seen & (site.query_documents[..., None] == site.key_documents[:, None])
-    return seen.sum(-1)
+        allowed = allowed & (site.query_documents[..., None] == site.key_documents[:, None])
+    return allowed.sum(-1)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -76,19 +64,16 @@ def test_no_keys_are_none(causal):
 
 def factors(position, n, layer=0):
     """The factors of a query that sees 1, 2, ... keys, (heads or 1, n)."""
-    positions = Positions(0, 1, n)
-    return position.query_factor(torch.zeros(1, 2, n, 8, dtype=torch.float64), Site(positions, positions, layer))[
-        0, ..., 0
-    ]
+    query, site = torch.zeros(1, 2, n, 8, dtype=torch.float64), Site.self_attention(Positions(0, 1, n), layer=layer)
+    return position.query_factor(query, site)[0, ..., 0]
 
 
 def test_ssmax_is_the_softmax_of_the_paper():
     """n ** (s z_i) over the sum of all n ** (s z_j), Nakanishi (2025), eq. 3."""
     position = build_position("logn", **SIZES, causal=True).double()
     torch.nn.init.uniform_(position.s, 0.2, 0.6)
-    positions = Positions(0, 1, 9)
     query, key = torch.randn(2, 3, 2, 9, 8, dtype=torch.float64)
-    rotated, *_ = position.transform_qkv(query, key, key, Site(positions, positions, 1))
+    rotated, *_ = position.transform_qkv(query, key, key, Site.self_attention(Positions(0, 1, 9), layer=1))
     weights = attention_weights(rotated, key, key, causal=True)
     z = query @ key.mT / 8**0.5
     for row in range(9):
@@ -134,8 +119,7 @@ def test_llama4_is_the_attention_of_transformers():
         projection(x).unflatten(-1, (-1, 8)).transpose(1, 2)
         for projection in (theirs.q_proj, theirs.k_proj, theirs.v_proj)
     )
-    positions = Positions(0, 1, 13)
-    query, key, value = position.transform_qkv(query, key, value, Site(positions, positions))
+    query, key, value = position.transform_qkv(query, key, value, Site.self_attention(Positions(0, 1, 13)))
     out = attention(query, key, value, causal=True)
     assert_close(theirs.o_proj(out.transpose(1, 2).flatten(-2)), expected, 1e-6)  # their factor is in float32
 
@@ -152,10 +136,9 @@ def test_half_precision_counts_every_key():
 # --- joined with others
 
 
-@pytest.mark.parametrize("other", ["rope", "fox", "shaw", "transformer_xl", "deberta"])
-def test_the_order_of_joined_methods_changes_nothing(other):
-    options = {"deberta": {"num_buckets": 8, "max_distance": 12}}.get(other, {})
-    first, second = (build(name, **options) for name in (f"{other}+logn", f"logn+{other}"))
+@pytest.mark.parametrize("name", ["rope", "fox", "shaw", "transformer_xl", "deberta"])
+def test_the_order_of_joined_methods_changes_nothing(name):
+    first, second = (build(joined, **QUICK.get(name, {})) for joined in (f"{name}+logn", f"logn+{name}"))
     second.parts[0].load_state_dict(first.parts[1].state_dict())
     second.parts[1].load_state_dict(first.parts[0].state_dict())
     words = embeddings(7)
@@ -164,37 +147,15 @@ def test_the_order_of_joined_methods_changes_nothing(other):
 
 def test_the_factor_reaches_products_with_the_query_and_no_others():
     """A longer query is the same as a factor, wherever the query takes part."""
-    positions = Positions(0, 1, 6)
+    site = Site.self_attention(Positions(0, 1, 6), layer=1)
     query, key, value = torch.randn(3, 2, HEADS, 6, WIDTH // HEADS, dtype=torch.float64)
-    for other in ("shaw", "transformer_xl"):
-        joined = build(f"{other}+logn")
+    for name in ("shaw", "transformer_xl"):
+        joined = build(f"{name}+logn")
         alone, logn = joined.parts
-        factor = logn.query_factor(query, Site(positions, positions, 1))
+        factor = logn.query_factor(query, site)
         outputs = []
         for position, q in ((joined, query), (alone, query * factor)):
-            site = Site(positions, positions, 1)
             terms = position.terms(embeddings(6), site) + position.content_terms(q, key, site)
             assert any(isinstance(term, OffsetKeys) for term in terms)
             outputs.append(attention(*position.transform_qkv(q, key, value, site), terms))
         assert_close(*outputs)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"kind": "log"}, "kind: expected one of ssmax, su, llama4, inkling, got 'log'"),
-        ({"kind": "su"}, "train_length: 'su' needs the length of the texts in training, got None"),
-        ({"kind": "llama4"}, "train_length: 'llama4' needs the length of the texts in training, got None"),
-        ({"kind": "su", "train_length": 1}, "train_length: expected at least 2, got 1"),
-        ({"train_length": 8}, "train_length: 'ssmax' trains its factor; expected None, got 8"),
-        ({"kind": "llama4", "train_length": 8, "alpha": -1.0}, r"alpha: expected at least 0, got -1\.0"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=f"^{message}$"):
-        build_position("rope+logn", **SIZES, **options)
-
-
-def test_nothing_is_left_to_multiply_without_content_scores():
-    with pytest.raises(ValueError, match=r"^position: Logn acts on query and key"):
-        build_position("synthesizer+logn", hidden_size=8, num_heads=2, max_length=MAX_LENGTH)

@@ -13,13 +13,7 @@ from tests.every import EVERY
 from tests.positions.layers import scores
 from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings, make
 from tests.positions.test_contract import assert_close
-from whereformer import (
-    DenseBias,
-    Positions,
-    Site,
-    attention,
-    build_position,
-)
+from whereformer import DenseBias, Positions, Site, attention, build_position
 from whereformer.positions.alibi import slopes
 from whereformer.positions.t5 import buckets
 from whereformer.positions.testing import attend
@@ -29,7 +23,7 @@ HEAD_DIM = WIDTH // HEADS
 lengths = st.integers(1, 10)
 seeds = st.integers(0, 2**32 - 1)
 few = settings(max_examples=10 if EVERY else 4)
-some = settings(max_examples=30 if EVERY else 10)
+several = settings(max_examples=30 if EVERY else 10)
 
 
 # --- buckets
@@ -43,7 +37,7 @@ bucket_options = st.booleans().flatmap(
 )
 
 
-@some
+@several
 @given(bucket_options)
 def test_buckets_are_in_range_and_monotone_in_distance(options):
     num_buckets, beyond_exact, bidirectional = options
@@ -80,7 +74,7 @@ def test_tisa_without_kernels_is_no_position_at_all(length, seed):
 # --- FIRE
 
 
-@some
+@several
 @given(length=st.integers(1, 24), threshold=st.floats(0.5, 40), layer=st.integers(0, 3), seed=seeds)
 def test_fire_equals_the_paper(length, threshold, layer, seed):
     """Li et al. (2023): b(i, j) = f(log(|c (i - j)| + 1) / (log(|c max(i, L)| + 1) + 1e-6)) for j up to i."""
@@ -96,8 +90,7 @@ def test_fire_equals_the_paper(length, threshold, layer, seed):
         }
     )
     c, trained_threshold = position.scale[layer].item(), abs(position.threshold[layer].item() * threshold)
-    positions = Positions(0, 1, length)
-    [term] = position.terms(embeddings(length), Site(positions, positions, layer))
+    [term] = position.terms(embeddings(length), Site.self_attention(Positions(0, 1, length), layer=layer))
     for i in range(length):
         for j in range(i + 1):
             distance = math.log(abs(c * (i - j)) + 1)
@@ -169,8 +162,8 @@ def test_a_mixture_of_synthesizers_is_the_weighted_sum_of_its_parts(variants, mi
     parts = []
     for variant in variants:
         part = build("synthesizer", variant=variant)
-        given = position.state_dict()
-        part.load_state_dict({name: given[name] for name in part.state_dict()})
+        state = position.state_dict()
+        part.load_state_dict({name: state[name] for name in part.state_dict()})
         parts.append(scores(part.terms(hidden, Site(positions, positions, 1)), 7, 7))
     alpha = position.alpha
     if mixture == "softmax":

@@ -24,7 +24,7 @@ class InFloat64:
         return getattr(torch, name)
 
 
-def theirs(parameters, base, dim, monkeypatch, *, longest=None, **more):
+def theirs(parameters, base, dim, monkeypatch, *, longest=None, **arguments):
     """The frequencies and the attention factor of transformers, in a model for texts up to ``longest``."""
     config = LlamaConfig(
         hidden_size=dim,
@@ -34,7 +34,7 @@ def theirs(parameters, base, dim, monkeypatch, *, longest=None, **more):
     )
     with monkeypatch.context() as patch:
         patch.setattr(modeling_rope_utils, "torch", InFloat64())
-        return modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, CPU, **more)
+        return modeling_rope_utils.ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, CPU, **arguments)
 
 
 def assert_same(parameters, base, dim, monkeypatch):
@@ -63,11 +63,11 @@ def monkeypatch():
     factor=factors,
     length=lengths,
     betas=st.tuples(st.floats(2.1, 64.0), st.floats(0.1, 2.0)),
-    more=st.sampled_from([{}, {"attention_factor": 0.7}]),
+    factor_options=st.sampled_from([{}, {"attention_factor": 0.7}]),
 )
-def test_yarn(monkeypatch, dim, base, factor, length, betas, more):
+def test_yarn(monkeypatch, dim, base, factor, length, betas, factor_options):
     numbers = {"factor": factor, "original_max_position_embeddings": length}
-    parameters = {"rope_type": "yarn", **numbers, "beta_fast": betas[0], "beta_slow": betas[1], **more}
+    parameters = {"rope_type": "yarn", **numbers, "beta_fast": betas[0], "beta_slow": betas[1], **factor_options}
     assert_same(parameters, base, dim, monkeypatch)
 
 
@@ -86,15 +86,15 @@ def test_llama3(monkeypatch, dim, base, factor, length, low, wider):
     base=bases,
     length=st.integers(16, 4096),
     longest=st.integers(16, 10**5),
-    more=st.sampled_from([{}, {"factor": 8.0}, {"attention_factor": 0.7}]),
+    factor_options=st.sampled_from([{}, {"factor": 8.0}, {"attention_factor": 0.7}]),
 )
-def test_longrope(monkeypatch, data, dim, base, length, longest, more):
+def test_longrope(monkeypatch, data, dim, base, length, longest, factor_options):
     """Theirs chooses the list by the text at hand: here it is the longest text."""
     lists = {
         name: data.draw(st.lists(st.floats(0.5, 64.0), min_size=dim // 2, max_size=dim // 2))
         for name in ("short_factor", "long_factor")
     }
-    parameters = {"rope_type": "longrope", **lists, "original_max_position_embeddings": length, **more}
+    parameters = {"rope_type": "longrope", **lists, "original_max_position_embeddings": length, **factor_options}
     expected, factor = theirs(parameters, base, dim, monkeypatch, longest=longest, seq_len=longest)
     actual = Scaling(parameters, rotary_dim=dim, max_length=longest)
     # They compute the exponents in float32, whatever is asked for.
@@ -134,8 +134,8 @@ def test_queries_and_keys_turn_by_these_angles_and_grow_by_the_factor(layout):
         (query, key), position.transform_qkv(query, key, key, Site(positions, positions)), strict=False
     ):
         pairs, turned = (
-            each.unflatten(-1, (2, 4)).mT if layout == "half" else each.unflatten(-1, (4, 2))
-            for each in (before, after)
+            features.unflatten(-1, (2, 4)).mT if layout == "half" else features.unflatten(-1, (4, 2))
+            for features in (before, after)
         )
         angles = positions.values().double()[:, None] * scaling.frequencies(100.0, CPU)
         expected = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)

@@ -10,15 +10,16 @@ from whereformer import Positions, Site, build_position
 SIZES = {"hidden_size": 12, "num_heads": 3, "num_layers": 2}
 
 
-def places(length):
-    return Positions(0, 1, length)
-
-
 def table(position, length, layer=0):
-    positions = places(length)
     hidden = torch.zeros(1, length, SIZES["hidden_size"])
-    (term,) = position.terms(hidden, position.with_shared(Site(positions, positions, layer)))
+    site = position.with_shared(Site.self_attention(Positions(0, 1, length), layer=layer))
+    (term,) = position.terms(hidden, site)
     return term
+
+
+def read(term, offsets):
+    """The numbers of a table, (heads, len(offsets))."""
+    return term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)]
 
 
 def test_a_fresh_table_does_not_grow_with_the_sequence():
@@ -36,8 +37,7 @@ def test_what_is_left_out_is_below_rounding(dtype):
     for layer in range(2):
         term = table(position, length, layer)
         offsets = torch.arange(1 - length, length)
-        read = term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)]
-        error = (read - position.curve(offsets, layer=layer)).abs().max()
+        error = (read(term, offsets) - position.curve(offsets, layer=layer)).abs().max()
         assert error <= 2 * torch.finfo(dtype).eps
     assert table(position, length, 1).table.shape[1] > table(position, length, 0).table.shape[1]
 
@@ -62,11 +62,6 @@ def test_gradients_are_those_of_the_whole_table(amplitude):
         with torch.no_grad():
             position.amplitude.fill_(amplitude)
         offsets = torch.arange(1 - length, length)
-        if cut:
-            term = table(position, length)
-            read = term.table[:, (offsets - term.first).clamp(0, term.table.shape[1] - 1)]
-        else:
-            read = position.curve(offsets)
-        gradients.append(torch.autograd.grad((read * offsets.cos()).sum(), list(position.parameters())))
-    for ours, whole in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, whole)
+        values = read(table(position, length), offsets) if cut else position.curve(offsets)
+        gradients.append(torch.autograd.grad((values * offsets.cos()).sum(), list(position.parameters())))
+    torch.testing.assert_close(*gradients)

@@ -7,9 +7,9 @@ import torch
 from pyarrow import parquet
 
 from whereformer import EncoderConfig, EncoderForMaskedLM
+from whereformer.data.glue import GLUE
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.lab.loading import quiet_transformers
-from whereformer.recipes.glue import GLUE
 
 NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse"]
 VERBS = ["saw", "met", "heard", "liked"]
@@ -46,7 +46,7 @@ def save_glue(folder, *names, rows=24, subsets=()):
     """GLUE's tasks as Parquet; the splits in ``subsets`` are parts."""
     for name in names:
         (folder / name).mkdir(parents=True)
-        for seed, split in enumerate(("train", *(split for split, _ in GLUE[name].judged))):
+        for seed, split in enumerate(("train", *(split for split, _ in GLUE[name].eval_splits))):
             suffix = "_subset" if split in subsets else ""
             table = pa.table(columns(GLUE[name], rows, seed))
             parquet.write_table(table, folder / name / f"{split}{suffix}.parquet")

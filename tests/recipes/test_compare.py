@@ -17,15 +17,15 @@ from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab import small_encoders as encoders
 from whereformer.lab import train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
-from whereformer.lab.methods import load_plugin, parameters
+from whereformer.lab.methods import count_parameters, load_plugin
 from whereformer.manifest import fingerprint_of_code
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.config import PRESETS
 from whereformer.recipes import compare
-from whereformer.recipes import small_encoders as encoders
-from whereformer.recipes.compare import Compare, Trials, load
+from whereformer.recipes.compare import Compare, RateSearch, load
 
 TINY = ["--rate-factors=1", "--jobs=1", *TINY_ENCODER]
 
@@ -43,12 +43,12 @@ def weights(out, position="tisa", seed=0):
 def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path, capsys):
     runs = run(text, tmp_path)
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert max(len(line) for line in out.splitlines() if not line.startswith(("wrote ", "whereformer "))) <= 100
     assert list(runs) == ["none", "learned", "tisa"]
     tisa, learned = runs["tisa"][0], runs["learned"][0]
     assert [type(score) for score in tisa.scores] == [list] * 3
     assert "covers positions 0 to 15" in learned.scores[1]
-    assert "cannot" in out
+    assert "n/a" in out
     assert len(tisa.losses) == 6
     assert tisa.parameters == 3 * 5 * 2
     assert tisa.flops >= runs["none"][0].flops > 0
@@ -91,7 +91,7 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     recipe = Compare(out="x", blocks="1x2", length=16, hidden_size=16)
     models = {name: encoders.build(recipe.config(name, 64), 5) for name in ("none", "tupe+t5", "rope+sinks", "hybrid")}
     assert [model.config.sinks for model in models.values()] == [False, False, True, False]
-    assert parameters(models["rope+sinks"])["positional_parameters"] == 2
+    assert count_parameters(models["rope+sinks"])["positional_parameters"] == 2
     backbone = models["none"].state_dict()
     for model in models.values():
         state = model.state_dict()
@@ -140,7 +140,7 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     changed.write_text("something else ENTIRELY. " * 2000)  # of the same size and time
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
-    assert "holds results with another text" in told
+    assert "has results for a different text" in told
 
 
 def test_what_fails_at_a_longer_length_fails_before_a_training(text, tmp_path, monkeypatch):
@@ -220,36 +220,36 @@ def test_short_trainings_are_for_methods_that_do_better_with_another_rate(losses
         plans.append((plan.rate, plan.steps, plan.warmup))
         if (loss := losses[plan.rate]) is None:
             raise train.NotFiniteError.after(3, plan.rate)
-        return train.Trained(losses=[7.0] * (plan.steps - 4) + [loss] * 4)
+        return train.Progress(losses=[7.0] * (plan.steps - 4) + [loss] * 4)
 
     monkeypatch.setattr(Compare, "fit", fit)
     recipe = Compare(out=tmp_path, learning_rate=1.0, steps=400)
     material = SimpleNamespace(vocabulary=SimpleNamespace(size=64), guessing=6.0)
-    trials = recipe.search(SimpleNamespace(step=None), material, "none")
+    trials = recipe.search_rate(SimpleNamespace(advance=None), material, "none")
     looks, short = ([(rate, *plan) for rate in losses] for plan in ((40, 27), (60, 40)))
     assert plans == (looks if settled else [*looks, *short])
     assert trials.steps == (40 if settled else 60)
-    assert settled <= (trials.best(recipe.rates, 1.0) == 1.0)
+    assert settled <= (trials.find_best(recipe.rates, 1.0) == 1.0)
 
 
 def test_another_rate_than_the_usual_one_has_to_be_clearly_better():
-    trials, rates = Trials([3.0, 2.45, 2.4, None], 60), [1.0, 2.0, 4.0, 8.0]
-    assert trials.best(rates, usual=1.0) == 4.0
-    assert trials.best(rates, usual=2.0) == 2.0
+    trials, rates = RateSearch([3.0, 2.45, 2.4, None], 60), [1.0, 2.0, 4.0, 8.0]
+    assert trials.find_best(rates, usual=1.0) == 4.0
+    assert trials.find_best(rates, usual=2.0) == 2.0
     # A usual rate that was not tried, or did not last, is that of its neighbor.
-    assert trials.best(rates, usual=2.5) == 2.0
-    assert trials.best(rates, usual=8.0) == 4.0
-    assert Trials([None], 60).best([2.0], usual=2.0) is None
-    assert Trials([3.0, 2.7], 60).best([0.5, 2.0], usual=1.0) == 0.5
+    assert trials.find_best(rates, usual=2.5) == 2.0
+    assert trials.find_best(rates, usual=8.0) == 4.0
+    assert RateSearch([None], 60).find_best([2.0], usual=2.0) is None
+    assert RateSearch([3.0, 2.7], 60).find_best([0.5, 2.0], usual=1.0) == 0.5
 
 
 def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
     # As t5 with 3,600 steps, which the higher rate left with a loss that was higher by 0.1.
     rates = [0.004, 0.008, 0.016]
-    assert Trials([5.08, 4.77, 4.38], 60).best(rates, usual=0.008) == 0.008
-    assert Trials([5.08, 4.77, 4.38], 60).best(rates, usual=0.016) == 0.016
-    assert Trials([4.6, 4.77, 4.38], 60).best(rates, usual=0.008) == 0.004
-    assert Trials([5.08, 4.77, 4.2], 60).best(rates, usual=0.008) == 0.016
+    assert RateSearch([5.08, 4.77, 4.38], 60).find_best(rates, usual=0.008) == 0.008
+    assert RateSearch([5.08, 4.77, 4.38], 60).find_best(rates, usual=0.016) == 0.016
+    assert RateSearch([4.6, 4.77, 4.38], 60).find_best(rates, usual=0.008) == 0.004
+    assert RateSearch([5.08, 4.77, 4.2], 60).find_best(rates, usual=0.008) == 0.016
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_method_of_ones_own_is_compared_and_another_version_is_refused(text, t
         positions.METHODS.pop(name)
         plugin.write_text(PLUGIN.replace("Nothing", "Something else").format(name=name))
         line = fails(capsys, "compare", "--data", text, "--out", str(out), *TINY, *given, f"--positions={name}")
-        assert f"{out} holds results with another version of the plugin; choose another folder" in line
+        assert f"{out} has results for a different version of the plugin; choose another folder" in line
     finally:
         positions.METHODS.pop(name, None)
 
@@ -370,7 +370,7 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
         plugin.write_text(example + "# changed")
         main([*analyze, given])
         line = fails(capsys, *probe, given)
-        assert "probe holds results with another version of the plugin; choose another folder" in line
+        assert "probe has results for a different version of the plugin; choose another folder" in line
     finally:
         positions.METHODS.pop("fading", None)
 
@@ -415,7 +415,7 @@ def test_data_that_a_plugin_names_count(tmp_path):
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ('depends = ("none.json",)', "depends names .*none.json, which is not there"),
+        ('depends = ("none.json",)', "depends names .*none.json, which does not exist"),
         ('depends = "factor.json"', "expected names of files, written out as in depends = "),
         ('depends = (HERE / "a",)', "expected names of files, written out as in depends = "),
         ("depends = [7]", "expected names of files, written out as in depends = "),
@@ -441,7 +441,7 @@ def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys
     ("content", "expected"),
     [
         (None, "--plugin: no such file: "),
-        ("x = 1", "my_method.py registers no method; call whereformer.positions.register in it"),
+        ("x = 1", "my_method.py registers no method; it must call whereformer.positions.register"),
         ("x = 1\nx = = 2", "my_method.py, line 2: invalid syntax"),
         (PLUGIN.format(name="rope"), "--plugin: my_method.py: name: 'rope' is already the name of"),
     ],
@@ -464,7 +464,7 @@ def test_a_size_has_other_defaults(monkeypatch):
     def sizes(*words):
         main(["compare", *words])
         recipe = found.pop()
-        return recipe, (recipe.hidden_size, recipe.length, recipe.out.name, recipe.small)
+        return recipe, (recipe.hidden_size, recipe.length, recipe.out.name, recipe.has_small_models)
 
     found = []
     monkeypatch.setattr("whereformer.cli.main.execute", lambda command, words: found.append(command))
@@ -477,13 +477,13 @@ def test_a_size_has_other_defaults(monkeypatch):
     assert sizes()[1] == (64, 64, "compare", True)  # the default text is short
     recipe, medium = sizes("--data", "mine.txt", "--quick")
     assert medium == (512, 256, "compare-medium-quick", False)
-    assert recipe == Compare(data="mine.txt", quick=True, **Compare.usual({"data": "mine.txt", "quick": True}))
+    assert recipe == Compare(data="mine.txt", quick=True, **Compare.defaults_for({"data": "mine.txt", "quick": True}))
     assert sizes("--preset=funnel", "--size=medium")[0].config("none", 100).blocks == "4-4-4"
     assert sizes("--device", "cpu")[1] == sizes("--size=small")[1] == (64, 64, "compare", True)
 
 
 def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "LEAST_STEPS", 3)
+    monkeypatch.setattr(compare, "MIN_STEPS", 3)
     monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: 0.05)
     words = ["--minutes=0.02", "--seeds=2", "--jobs=1"]
     # Nine tenths of 1.2 seconds; a step of both methods takes 0.1 seconds with each seed, and judging a tenth of that.
@@ -493,9 +493,9 @@ def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
     assert run(text, tmp_path, *words, positions="none,tisa") == runs
     assert "4 of 4 runs are already done" in capsys.readouterr().out
-    assert load(tmp_path)[0].problem((0, "tisa"), runs["tisa"][0]) is None  # what measures the models finds them
+    assert load(tmp_path)[0].find_problem((0, "tisa"), runs["tisa"][0]) is None  # what measures the models finds them
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--minutes=3"]
-    assert "holds results with minutes 0.02, not 3.0" in fails(capsys, *words)
+    assert "has results with minutes 0.02, not 3.0" in fails(capsys, *words)
 
 
 def test_a_budget_is_measured_and_an_error_names_one_that_is_enough(text, tmp_path, capsys):

@@ -15,8 +15,8 @@ from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.run import read_records
+from whereformer.lab.sentence_encoders import find_position_table, lengthen, load_encoder, save_encoder
 from whereformer.recipes import extend
-from whereformer.recipes.sentence_encoders import extended, learned, load_encoder, save_encoder
 
 from .sentence_models import MODULES, SIZES, WORDS, bert, save, save_documents
 
@@ -105,7 +105,7 @@ def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_pa
     teacher = load_encoder(str(folder))
     ids = teacher.ids(text)
     assert ids == teacher.ids(text.lower())
-    longer = extended(teacher, 48)
+    longer = lengthen(teacher, 48)
     target = tmp_path / "longer"
     save_encoder(longer, folder, target)
     theirs, new = (library.SentenceTransformer(str(path), device="cpu") for path in (folder, target))
@@ -123,19 +123,19 @@ def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_pa
 
 def test_short_texts_have_the_same_vectors(model):
     teacher = load_encoder(model)
-    student = extended(teacher, 40)
+    student = lengthen(teacher, 40)
     assert (student.limit, student.model.config.windows) == (40, "7,7")
     short = torch.stack([torch.arange(5, 11), torch.arange(10, 16)])
     torch.testing.assert_close(student.vectors(short), teacher.vectors(short))
     # The original reads 16 tokens, so the rows behind those are not used.
-    before, table = learned(teacher.model).weight, learned(student.model).weight
+    before, table = find_position_table(teacher.model).weight, find_position_table(student.model).weight
     assert torch.equal(table, torch.cat([before[:16], before[:16], before[:8]]))
 
 
 def test_a_token_sees_what_is_near_as_in_a_text_of_its_own(model):
     """A token in the middle of the second stretch has the state that it would have between its neighbors alone."""
     teacher = load_encoder(model)
-    student = extended(teacher, 80)
+    student = lengthen(teacher, 80)
     ids = torch.randint(5, 60, (1, 80))
     states = student.states(ids)
     # Two layers of windows of 7 reach 14 tokens. Texts may begin at multiples of the 16 positions.
@@ -147,8 +147,8 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     torch.manual_seed(0)
     roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0, initializer_range=0.3))
     teacher = load_encoder(save(tmp_path / "roberta", roberta, words, limit=33, pooling="cls_token"))
-    assert (len(learned(teacher.model).weight), teacher.limit, teacher.pooling) == (33, 33, "cls")
-    student = extended(teacher, 50)
+    assert (len(find_position_table(teacher.model).weight), teacher.limit, teacher.pooling) == (33, 33, "cls")
+    student = lengthen(teacher, 50)
     assert student.model.config.windows == "15,0"
     rows = torch.stack([torch.arange(5, 19), torch.arange(10, 24)])
     torch.testing.assert_close(student.vectors(rows), teacher.vectors(rows))
@@ -174,9 +174,9 @@ def interrupt(monkeypatch, options):
             raise KeyboardInterrupt
         return draw(*arguments)
 
-    draw = extend.lesson
+    draw = extend.draw_batch
     with monkeypatch.context() as patched:
-        patched.setattr(extend, "lesson", stop)
+        patched.setattr(extend, "draw_batch", stop)
         with pytest.raises(KeyboardInterrupt):
             whereformer.extend(**options)
 
@@ -191,7 +191,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     out = tmp_path / "out"
     options = {"model": model, "data": documents, "length": 48, "steps": 4, "out": out}
     interrupt(monkeypatch, options)
-    with pytest.raises(InputError, match="holds results with seed 0, not 1"):
+    with pytest.raises(InputError, match="has results with seed 0, not 1"):
         whereformer.extend(**options, seed=1)
     assert same((out, whereformer.extend(**options)), finished)
     # A finished run is not repeated, unless its model is damaged.
@@ -200,16 +200,16 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     monkeypatch.undo()
     (out / "model" / "model.safetensors").write_bytes(b"")
     assert same((out, whereformer.extend(**options)), finished)
-    assert "doing train again: model.safetensors was changed" in capsys.readouterr().out
+    assert "repeating train: model.safetensors was changed" in capsys.readouterr().out
 
 
 def test_another_text_or_model_is_refused(finished, model, documents, words, tmp_path):
     out = shutil.copytree(finished[0], tmp_path / "out")
     other = save_documents(tmp_path / "other.jsonl", words[::-1])
-    with pytest.raises(InputError, match="holds results with another text; choose another folder"):
+    with pytest.raises(InputError, match="has results for a different text; choose another folder"):
         whereformer.extend(model=model, data=other, length=48, steps=4, out=out, quiet=True)
     bert().half().float().save_pretrained(model)  # other weights at the same path
-    with pytest.raises(InputError, match=r"^model: .* holds results with another model; choose another folder"):
+    with pytest.raises(InputError, match=r"^model: .* has results for a different model; choose another folder"):
         whereformer.extend(model=model, data=documents, length=48, steps=4, out=out, quiet=True)
     bert().save_pretrained(model)
 
@@ -238,7 +238,7 @@ def test_contrast_is_the_softmax_over_documents_and_over_passages():
 
 
 def test_only_positions_are_trained_at_first(model):
-    optimizer, schedule = extend.optimizer_of(load_encoder(model).model, 100)
+    optimizer, schedule = extend.build_optimizer(load_encoder(model).model, 100)
     rates = []
     for _ in range(31):
         rates.append([group["lr"] for group in optimizer.param_groups])

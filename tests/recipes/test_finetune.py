@@ -16,10 +16,10 @@ from tests.failing import fails
 from tests.recipes.finetuning import columns, save_glue, save_model
 from whereformer import EncoderForSequenceClassification, load_pretrained
 from whereformer.cli.main import main
+from whereformer.data import glue
 from whereformer.lab import loading
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
-from whereformer.recipes import glue
 from whereformer.recipes.finetune import Finetune
 
 TINY = ["--seeds=1", "--epochs=1", "--batch-size=8", "--kernels=0,2", "--device=cpu"]
@@ -78,7 +78,7 @@ def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
 
 def test_all_models_of_a_seed_start_from_the_same_weights(model):
     learned, tisa, other = (
-        loading.fresh(model, position, kernels, 2, seed).state_dict()
+        loading.load_for_training(model, position, kernels, 2, seed).state_dict()
         for position, kernels, seed in (("learned", None, 3), ("learned+tisa", 5, 3), ("rope", None, 4))
     )
     backbone = [name for name in learned if not name.startswith("encoder.position.")]
@@ -91,7 +91,7 @@ def test_all_models_of_a_seed_start_from_the_same_weights(model):
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     recipe = Finetune(model=model, data=save_glue(tmp_path, "cola"), task="cola", batch_size=5)
     rows = recipe.prepared.tasks["cola"].train
-    classifier = loading.fresh(model, "learned", None, 2, 0)
+    classifier = loading.load_for_training(model, "learned", None, 2, 0)
     found = recipe.predict(classifier, rows)
     with torch.no_grad():
         alone = [classifier(torch.tensor([list(ids)])).logits[0] for ids, _ in rows.rows]
@@ -143,13 +143,13 @@ def test_classes_and_numbers_go_into_folders_of_their_own(model, tmp_path, capsy
     before = records(tmp_path)
     capsys.readouterr()
     line = fails(capsys, *arguments, "--regression")
-    assert "holds results with another model or other rows of mine; choose another folder" in line
+    assert "has results for a different model or other rows of mine; choose another folder" in line
     assert records(tmp_path) == before
     # A line that is damaged must not let other rows in.
     path = tmp_path / "records.jsonl"
     path.write_text(path.read_text().replace("model or other rows", "modem or other rows"))
     main([*arguments, "--regression"])
-    assert "all is done again" in capsys.readouterr().out
+    assert "all results will be computed again" in capsys.readouterr().out
     assert {metric for run in records(tmp_path).values() for metric in run["scores"][""]} == {"pearson", "spearman"}
 
 
@@ -171,10 +171,10 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
     out = capsys.readouterr().out
-    assert re.search(r"learned +6,962 parameters, 640 of position *\n", out)
-    assert re.search(r"learned\+tisa, S=2 +6,986 parameters, 664 of position, 24 of them new", out)
+    assert re.search(r"learned +6,962 parameters, 640 of them positional *\n", out)
+    assert re.search(r"learned\+tisa, S=2 +6,986 parameters, 664 of them positional, 24 of them new", out)
     main([*arguments, "--model", save_model(tmp_path / "t5", position="t5")])
-    assert "640 of position, 640 of them new" in capsys.readouterr().out
+    assert "640 of them positional, 640 of them new" in capsys.readouterr().out
 
 
 def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, monkeypatch):
@@ -199,7 +199,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
         config.write_text(json.dumps({**json.loads(config.read_text()), "num_labels": count}))
         assert "num_labels: expected a" in says(model=str(config.parent))
     assert "--position: unknown position method 'tsia'; did you mean 'tisa'?" in says("--position=tsia")
-    assert "--kernels: expected a whole number, got 'a'" in says("--kernels=a")
+    assert "--kernels: expected an integer, got 'a'" in says("--kernels=a")
     assert "--kernels: expected a number above 0 besides the baseline" in says("--kernels=0")
     bare = tmp_path / "bare"
     AutoTokenizer.from_pretrained(model).save_pretrained(bare)
@@ -228,8 +228,8 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     run(model, data, tmp_path)
     capsys.readouterr()
     arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
-    assert "holds results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
-    other = "holds results with another model or other rows of cola; choose another folder"
+    assert "has results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
+    other = "has results for a different model or other rows of cola; choose another folder"
     assert other in fails(capsys, *arguments, "--train-rows=8")
     assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
     (tmp_path / "records.jsonl").write_text('{"format": 1}')
@@ -248,7 +248,7 @@ def test_a_model_that_changed_in_its_place_is_refused(changed, model, data, tmp_
     else:
         config = json.loads((place / "config.json").read_text())
         (place / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
-    assert "holds results with another model or other rows" in fails(capsys, *arguments, "--position=own")
+    assert "has results for a different model or other rows" in fails(capsys, *arguments, "--position=own")
 
 
 def test_a_loss_that_is_no_number_stops_with_advice(model, data, tmp_path, capsys):

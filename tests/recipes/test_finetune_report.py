@@ -1,9 +1,9 @@
 """The tables, the sentences and the page of fine-tuning, from numbers that are made up here."""
 
 from tests.lab.report.pages import Page
-from whereformer.recipes.finetune import Finetune, Prepared, Tuned, variants_of
-from whereformer.recipes.glue import Data, Task
-from whereformer.recipes.labeled import Rows
+from whereformer.data.glue import Data, Task
+from whereformer.data.labeled import Rows
+from whereformer.recipes.finetune import Finetune, FinetuneResult, Prepared, build_variants
 
 MINUS, TO = "\N{MINUS SIGN}", "\N{EN DASH}"
 ODD = 'mine<b>&"own"'
@@ -22,7 +22,7 @@ def report_of(scores, *, seeds=3, **options):
     prepared = Prepared({task: tasks[task] for task in scores}, {}, dict.fromkeys(recipe.variants, (9, 5, 1)))
     vars(recipe)["prepared"] = prepared
     tuned = {
-        (task, name, seed): Tuned({"": {"accuracy": score}}, [])
+        (task, name, seed): FinetuneResult({"": {"accuracy": score}}, [])
         for task, by_name in scores.items()
         for name, by_seed in by_name.items()
         for seed, score in enumerate(by_seed)
@@ -52,7 +52,7 @@ def test_the_page():
     page = report_of(TWO).page()
     assert f'<td data-order="70.0" style="font-weight: bold">70.0<small>65.0{TO}70.0</small></td>' in page
     assert "mine<b>" not in page
-    assert "9 parameters, 5 of position, 1 of them new" in page
+    assert "9 parameters, 5 of them positional, 1 of them new" in page
     Page(page).check_self_contained()
     Page(page).check_references()
 
@@ -69,7 +69,7 @@ def test_without_a_gain_or_a_baseline():
         report_of({"rte": {BASE: [0.6], GAINING: [0.1]}}, seeds=1).sentences[0].startswith("No position method gained")
     )
     report = report_of({"rte": {GAINING: [0.1]}}, seeds=1, kernels=3)
-    assert "nothing to compare it with" in report.sentences[0]
+    assert "no baseline to compare with" in report.sentences[0]
     assert "baseline |" not in report.markdown()
 
 
@@ -91,7 +91,7 @@ def test_several_methods_are_ranked_in_one_table():
 
 def test_settings_share_their_models():
     names = [
-        [variant.name for variant in variants_of(position, [0, 5])]
+        [variant.name for variant in build_variants(position, [0, 5])]
         for position in ("learned+tisa", "tisa", "t5+tisa", "learned+t5", "rope", "own")
     ]
     assert names == [
@@ -102,5 +102,5 @@ def test_settings_share_their_models():
         ["none", "rope"],
         ["own"],
     ]
-    assert variants_of("tisa", [0, 5])[1].kernels == 5
-    assert variants_of("own", [0])[0].position is None
+    assert build_variants("tisa", [0, 5])[1].kernels == 5
+    assert build_variants("own", [0])[0].position is None

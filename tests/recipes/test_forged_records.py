@@ -12,7 +12,7 @@ from tests.recipes.parallel_text import pairs, write
 from tests.recipes.sentence_models import WORDS, bert, save, save_documents
 from tests.recipes.trainings import TINY_ENCODER
 from whereformer.cli.main import main
-from whereformer.manifest import sealed
+from whereformer.manifest import dump_with_hash
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,9 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
         # One less may be as good for a curve that nobody counts; none never is.
         value[name] = type(value[name])() if command != "compare" else value[name][:-1]
         lines = [first, *forged]
-        path.write_text("".join(sealed({key: part for key, part in line.items() if key != "check"}) for line in lines))
+        path.write_text(
+            "".join(dump_with_hash({key: part for key, part in line.items() if key != "check"}) for line in lines)
+        )
         main(words)
         said = " ".join(capsys.readouterr().out.split())
         assert "again: its record lacks" in said, name
@@ -89,8 +91,10 @@ def test_a_forged_comparison_is_not_measured(value, commands, tmp_path, capsys):
             record["key"] = '["train", 0]' if value == "key" else record["key"]
     first["options"] |= {"out": "elsewhere"}
     lines = [first, *records]
-    path.write_text("".join(sealed({key: part for key, part in line.items() if key != "check"}) for line in lines))
+    path.write_text(
+        "".join(dump_with_hash({key: part for key, part in line.items() if key != "check"}) for line in lines)
+    )
     capsys.readouterr()
     line = fails(capsys, "positions", "--measure", str(tmp_path))
-    assert line.startswith(f"whereformer: --measure: {path} has something else as [")
+    assert line.startswith(f"whereformer: --measure: {path} has a value of another type for [")
     assert line.endswith("run the same whereformer compare again")

@@ -17,10 +17,10 @@ from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, Enc
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
 from whereformer.data import windows
-from whereformer.data.corpus import Text
+from whereformer.data.corpus import TextSource
 from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
-from whereformer.data.windows import Stage, Windows, end_padding
+from whereformer.data.windows import Stage, Windows, count_end_padding
 from whereformer.errors import InputError
 from whereformer.lab import trackers
 from whereformer.lab.run import read_records
@@ -33,7 +33,7 @@ TINY = [*TINY_ENCODER, "--every=2", "--learning-rate=0.01"]
 @pytest.fixture(scope="module", autouse=True)
 def _judged_on_little_text():
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(windows, "HELD_OUT_WINDOWS", 16)
+        patched.setattr(windows, "MAX_HELD_OUT_WINDOWS", 16)
         yield
 
 
@@ -84,11 +84,11 @@ def test_the_function_does_what_the_command_does(text, finished, tmp_path):
 
 def judged_windows(text, out, padding=0, *, uniforms=False):
     """As pretraining at TINY's sizes scores them."""
-    prepared = open_or_encode(out / "cache", Text([text]), TokenizerChoice(None, 64))
+    prepared = open_or_encode(out / "cache", TextSource([text]), TokenizerChoice(None, 64))
     ids = prepared.vocabulary
     end = (ids.sep, *[ids.pad] * padding)
     windows = Windows(prepared.training, ids, [Stage(16, 6, 4)], end=end, uniforms=uniforms)
-    return list(windows.judging(prepared.held_out))
+    return list(windows.held_out_windows(prepared.held_out))
 
 
 def test_what_is_saved_is_what_was_trained(text, finished):
@@ -126,9 +126,9 @@ def test_the_saved_tokenizer_truncates_to_the_models_length(finished):
 
 
 def test_the_loss_falls_below_guessing_by_frequency(text, tmp_path, monkeypatch):
-    monkeypatch.setattr(windows, "HELD_OUT_WINDOWS", 1000)
+    monkeypatch.setattr(windows, "MAX_HELD_OUT_WINDOWS", 1000)
     results = run(text, tmp_path, "--steps=150", "--every=150", "--batch-size=16")
-    guess = open_or_encode(tmp_path / "cache", Text([text]), TokenizerChoice(None, 64)).guessing
+    guess = open_or_encode(tmp_path / "cache", TextSource([text]), TokenizerChoice(None, 64)).guessing
     assert results["scores"][-1][1]["loss"] < guess - 0.3
     assert results["losses"][-1][1] < results["losses"][0][1] - 0.5
 
@@ -211,7 +211,7 @@ def test_a_funnel_ends_its_windows_with_what_truncation_drops(text, tmp_path, ca
 @pytest.mark.parametrize("options", [[], [*ELECTRA, *FUNNEL], ["--hide-masked", "--accumulate=2"]], ids=str)
 def test_no_step_waits_for_the_device(text, tmp_path, monkeypatch, options):
     for module in (encoder, checks, visible_keys):
-        monkeypatch.setattr(module, "can_look", lambda tensor: False)  # as for tensors of a GPU
+        monkeypatch.setattr(module, "can_read", lambda tensor: False)  # as for tensors of a GPU
     mode, real = Waits(sizes=True), Windows.batch
 
     def batch(self, number):
@@ -258,12 +258,12 @@ def test_a_finished_run_is_left_as_it_is(text, copy, capsys):
 def test_other_settings_and_text_do_not_mix_with_a_run_already_there(text, finished, tmp_path, capsys):
     before = (finished / "records.jsonl").read_bytes()
     common = ["pretrain", "--data", text, "--out", str(finished), *TINY]
-    assert "holds results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
-    assert "holds results with schedule 'linear', not 'cosine'" in fails(capsys, *common, "--schedule=cosine")
+    assert "has results with hidden_size 16, not 32" in fails(capsys, *common, "--hidden-size=32")
+    assert "has results with schedule 'linear', not 'cosine'" in fails(capsys, *common, "--schedule=cosine")
     (tmp_path / "other.txt").write_text(Path(text).read_text() + " more")
     common[2] = str(tmp_path / "other.txt")
     line = fails(capsys, *common)
-    assert line == f"whereformer: --data: {finished} holds results with another text; choose another folder"
+    assert line == f"whereformer: --data: {finished} has results for a different text; choose another folder"
     assert (finished / "records.jsonl").read_bytes() == before
 
 
@@ -278,7 +278,7 @@ def test_another_tokenizer(text, tmp_path, capsys):
     capsys.readouterr()
     fit_tokenizer(["a zebra ran"] * 9, 80).save_pretrained(folder)
     assert "--tokenizer: " in (line := fails(capsys, *command))
-    assert "holds results with another tokenizer" in line
+    assert "has results for a different tokenizer" in line
 
 
 def test_a_dry_run_says_what_would_happen_and_writes_nothing(text, tmp_path, capsys, monkeypatch):
@@ -309,7 +309,7 @@ def test_a_methods_options_and_narrow_embeddings_are_trained_saved_and_counted(t
     assert run(text, tmp_path, *options) == results
     options[1] = '--position-options={"num_kernels": 3}'
     message = fails(capsys, "pretrain", "--data", text, "--out", str(tmp_path), *TINY, *options)
-    assert "holds results with position_options" in message
+    assert "has results with position_options" in message
 
 
 @pytest.mark.parametrize(
@@ -406,9 +406,9 @@ def test_where_results_go_is_tried_before_the_text_is_read(name, text, tmp_path,
 @pytest.mark.parametrize(("blocks", "padding"), [("4", 0), ("2x3-2-2", 3), ("1-1", 1)])
 def test_the_padding_that_truncation_drops(blocks, padding):
     config = EncoderConfig(blocks=blocks)
-    assert end_padding(config) == padding
+    assert count_end_padding(config) == padding
     config = EncoderConfig(blocks=blocks, truncate_seq=False)
-    assert end_padding(config) == 0
+    assert count_end_padding(config) == 0
 
 
 @pytest.mark.parametrize(
@@ -444,7 +444,7 @@ def test_the_padding_that_truncation_drops(blocks, padding):
 def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_read(
     arguments, expected, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr(Text, "fingerprint", None)
+    monkeypatch.setattr(TextSource, "fingerprint", None)
     message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
     assert expected in message
 

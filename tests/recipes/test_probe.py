@@ -11,7 +11,7 @@ from whereformer.cli.main import main
 from whereformer.lab.run import read_records
 from whereformer.lab.sheet import Cell
 from whereformer.recipes import probe
-from whereformer.recipes.probe import ERRORS, Judged, Outcome, Probe, Rows, judge, most
+from whereformer.recipes.probe import ERRORS, CellResult, Probe, ProbeResult, Rows, evaluate, summarize
 
 SHORT = {"length": 8, "steps": 3}
 GUESS = 0.2
@@ -21,7 +21,7 @@ CANNOT = "no positions there"
 @pytest.fixture(autouse=True)
 def few_rows(monkeypatch):
     """Judge on fewer rows than usual."""
-    monkeypatch.setattr(probe, "JUDGED_ROWS", 64)
+    monkeypatch.setattr(probe, "EVAL_ROWS", 64)
 
 
 def records(out):
@@ -38,7 +38,7 @@ def run(out, *words, positions="none,learned,tisa", tasks="previous,passkey"):
 
 def scores(task, position, steps, length=8, seed=0):
     class Device:
-        device, step, say = "cpu", staticmethod(lambda *_: None), print
+        device, advance, log = "cpu", staticmethod(lambda *_: None), print
 
     recipe = Probe(length=length, steps=steps)
     return recipe.train(Device(), seed, task, position).scores
@@ -50,7 +50,7 @@ def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert list(found) == [(0, task, name) for task in ("previous", "passkey") for name in ("none", "learned", "tisa")]
     assert "covers positions 0 to 8" in found[0, "previous", "learned"]["scores"][1]
-    assert out.count("cannot") == 4 + 1  # and what it means
+    assert out.count("n/a") == 4 + 1  # and what it means
     assert "at 8 symbols" in out
     assert "This is one seed" in out
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     assert "whereformer probe " in page
     assert "d a c b" in page
     markdown = (tmp_path / "report.md").read_text(encoding="utf-8")
-    assert "## Accuracy at 8 symbols, as trained" in markdown
+    assert "## Accuracy at 8 symbols, the training length" in markdown
     assert "| guessing |" in markdown
 
 
@@ -119,7 +119,7 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
 def test_an_output_that_is_no_number_is_no_score():
     model = Probe(length=8).build("none", 0).eval()
     torch.nn.init.constant_(model.head.decoder.bias, float("nan"))
-    assert judge(model, "copy", 8) == "the output is not finite (NaN or inf) at this length"
+    assert evaluate(model, "copy", 8) == "the output is not finite (NaN or inf) at this length"
 
 
 def test_the_score_and_its_error_by_hand():
@@ -135,7 +135,7 @@ def test_the_score_and_its_error_by_hand():
             self.logits = torch.nn.functional.one_hot(labels, 20).float()
             return self
 
-    accuracy, ahead, error = judge(Oracle(), "previous", 8)
+    accuracy, ahead, error = evaluate(Oracle(), "previous", 8)
     assert accuracy == pytest.approx(0.5)
     assert ahead == pytest.approx(0.5 - rows.guess)
     # Each row has 7 questions, so its gap is 1 or 0, minus its share of right guesses.
@@ -148,7 +148,7 @@ def test_the_score_and_its_error_by_hand():
     ("arguments", "expected"),
     refusals("""
         --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
-        --tasks copi => --tasks: expected copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
+        --tasks copi => --tasks: expected one of copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
         --tasks match --length 6 => --length: expected at least 8 for the task match, got 6
         --length 15 => --length: expected an even number, because some rows have two halves, got 15
     """),
@@ -161,7 +161,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, tmp_pa
 def outcome(accuracy, longer=GUESS, error=0.01):
     """A model with an accuracy at the first length, and another or a reason at the second."""
     longer = longer if isinstance(longer, str) else [longer, longer - GUESS, error]
-    return Outcome([[accuracy, accuracy - GUESS, error], longer])
+    return ProbeResult([[accuracy, accuracy - GUESS, error], longer])
 
 
 @pytest.mark.parametrize(
@@ -178,21 +178,24 @@ def outcome(accuracy, longer=GUESS, error=0.01):
     ],
 )
 def test_the_marks_of_a_cell(accuracies, text, detail):
-    found = Judged.of([outcome(accuracy) for accuracy in accuracies], 0)
+    found = CellResult.of([outcome(accuracy) for accuracy in accuracies], 0)
     assert (found.cell.text, found.cell.detail, found.solved) == (text, detail, text.endswith("*"))
     assert found.cell.style.startswith("background: #")
 
 
 def test_cells_without_a_number():
-    failed, cannot = Judged.of([outcome(1.0), Outcome([], "it broke")], 0), Judged.of([outcome(1.0, CANNOT)], 1)
+    failed, cannot = (
+        CellResult.of([outcome(1.0), ProbeResult([], "it broke")], 0),
+        CellResult.of([outcome(1.0, CANNOT)], 1),
+    )
     assert failed == (Cell("failed", title="it broke"), False)
-    assert cannot == (Cell("cannot", title=CANNOT), False)
+    assert cannot == (Cell("n/a", title=CANNOT), False)
 
 
 def says(*, index=0, advice="; train longer", **tasks):
     names = next(iter(tasks.values()))
-    judged = {name: [Judged.of([methods[name]], index) for methods in tasks.values()] for name in names}
-    return most(judged, len(tasks), 16, advice)
+    judged = {name: [CellResult.of([methods[name]], index) for methods in tasks.values()] for name in names}
+    return summarize(judged, len(tasks), 16, advice)
 
 
 def test_who_solves_the_most():

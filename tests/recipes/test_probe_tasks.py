@@ -65,7 +65,7 @@ def test_answers_follow_the_rule(name, half, seed):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_shortest_rows_have_questions(name):
-    _, labels = drawn(name, 32, TASKS[name].shortest, 0)
+    _, labels = drawn(name, 32, TASKS[name].min_length, 0)
     assert any(answer != IGNORED for answers in labels for answer in answers)
 
 

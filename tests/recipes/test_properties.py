@@ -8,12 +8,12 @@ import pytest
 
 from tests.failing import fails
 from tests.recipes.test_compare import run
-from whereformer.analysis.comparison import Outcome
 from whereformer.cli.main import main
 from whereformer.lab.recipe import RECIPE
-from whereformer.manifest import sealed
+from whereformer.manifest import dump_with_hash
 from whereformer.recipes import properties
-from whereformer.recipes.properties import Tick
+from whereformer.recipes.comparison_report import ComparisonResult
+from whereformer.recipes.properties import PropertyResult
 
 METHODS = "tisa,learned,rope,learned+tisa"
 
@@ -46,7 +46,7 @@ def test_it_measures_the_models_of_a_comparison_and_prints_the_table(comparison,
     assert words["learned"] == ["no", "yes", "no", "no", "yes", "no"]
     assert words["rope"][1:5] == ["no", "yes", "yes", "yes"]
     assert "learned, inductive: learned covers positions 0 to 15" in " ".join(out.split())
-    for word in ("translation", "cannot", "30/30"):
+    for word in ("translation", "n/a", "30/30"):
         assert word in out
     _, some = measured(capsys, "learned*", "--measure", comparison)
     assert some == {name: words[name] for name in ("learned", "learned+tisa")}
@@ -60,7 +60,7 @@ def changed(comparison, folder, change):
     lines = change(first["options"], lines) or lines
     for line in (first, *lines):
         line.pop("check")
-    path.write_text("".join(map(sealed, (first, *lines))))  # as if it had been written like this
+    path.write_text("".join(map(dump_with_hash, (first, *lines))))  # as if it had been written like this
     return "positions", "--measure", str(folder)
 
 
@@ -72,7 +72,7 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
         (lambda options, _: options.update(blocks="1-1"), "--measure: expected masked language models of one block"),
         (
             lambda _, lines: [line for line in lines if '"train"' not in line["key"] or '"none"' in line["key"]],
-            "has no such method with positions; it has none",
+            "matches; it has none",
         ),
         (lambda options, _: options.update({RECIPE: "probe"}), "has no results of whereformer compare"),
     ):
@@ -93,7 +93,7 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
 def runs_of(*losses, cannot=""):
     """A model for each pair of losses, at the training length and at four times that."""
     return {
-        seed: Outcome(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
+        seed: ComparisonResult(1, [], [[short, 0.1], cannot or [long, 0.1]], [], 0, None)
         for seed, (short, long) in enumerate(losses)
     }
 
@@ -110,7 +110,7 @@ BASELINE = runs_of((5.0, 5.1))
         (properties.inductive(runs_of((4.95, 4.97)), BASELINE, 1), None, "+0.02"),
         (properties.inductive(runs_of((4.95, 5.2)), BASELINE, 1), False, "+0.25"),
         (properties.inductive(runs_of((4.95, 4.97)), {}, 1), True, "+0.02"),
-        (properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 1), False, "cannot"),
+        (properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 1), False, "n/a"),
         (properties.data_driven(10, 100), True, "10/100"),
         (properties.data_driven(9, 100), False, "9/100"),
         (properties.data_driven(0, 0), False, "0"),
@@ -129,24 +129,26 @@ BASELINE = runs_of((5.0, 5.1))
     ],
 )
 def test_each_threshold_decides_its_tick(tick, holds, number):
-    assert (tick.holds, tick.number) == (holds, number)
+    assert (tick.has_property, tick.number) == (holds, number)
 
 
 def test_ticks_that_are_open_or_cannot_be_say_why():
     assert "0.05 nats better than no positions" in properties.inductive(runs_of((4.95, 4.97)), BASELINE, 1).note
     assert "0.05 nats worse than no positions" in properties.inductive(runs_of((5.05, 5.049)), BASELINE, 1).note
     assert properties.inductive(runs_of((3.0, 0.0), cannot="0 to 15"), BASELINE, 1).note == "0 to 15"
-    assert properties.interpretable(None).note == "it does nothing to scores"
+    assert properties.interpretable(None).note == "it does not change scores"
 
 
 def test_what_the_paper_says_otherwise_is_marked():
-    ticks = dict.fromkeys(properties.MEANINGS, Tick(True, "1"))
-    sheet = properties.sheet({"shaw": ticks, "learned+tisa": ticks, "t5": ticks | {"interpretable": Tick(None, "0")}})
+    ticks = dict.fromkeys(properties.MEANINGS, PropertyResult(True, "1"))
+    sheet = properties.sheet(
+        {"shaw": ticks, "learned+tisa": ticks, "t5": ticks | {"interpretable": PropertyResult(None, "0")}}
+    )
     words = {row[0].text: [cell.text for cell in row[1:]] for row in sheet.rows}
     assert words["shaw"] == ["yes*", "yes", "yes", "yes", "yes*", "yes*"]
     assert words["learned+tisa"] == ["yes"] * 6
     assert words["t5"] == ["yes*", "yes", "yes", "yes", "yes", "open"]
-    assert sheet.notes[-1] == "*: the paper says otherwise"
+    assert sheet.notes[-1] == "*: differs from the paper"
     assert all(len(letters) == len(properties.MEANINGS) for letters in properties.PAPER.values())
 
 

@@ -15,8 +15,8 @@ from tests.failing import fails, refusals
 from tests.recipes.parallel_text import pairs, train, translated, write
 from whereformer import Encoder, EncoderConfig
 from whereformer.cli.main import main
+from whereformer.lab import translation as translating
 from whereformer.lab.loading import quiet_transformers
-from whereformer.recipes import translating
 
 LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=300", "--every=300"]
 LEARNED += ["--batch-tokens=1024", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]
@@ -76,7 +76,7 @@ def test_batches_and_windows_do_not_change_the_translations(model, capsys, monke
 
 
 def test_a_translation_ends_a_number_of_tokens_behind_its_source(untrained, monkeypatch):
-    monkeypatch.setattr(translating, "LONGER", 3)
+    monkeypatch.setattr(translating, "MAX_EXTRA_TOKENS", 3)
     model, tokenizer = translating.load(untrained, CPU)
     written = []
     real = model.generate
@@ -88,7 +88,7 @@ def test_a_translation_ends_a_number_of_tokens_behind_its_source(untrained, monk
 
 @pytest.mark.parametrize(
     ("entry", "value", "problem"),
-    [("pad_token", None, "belongs to another model"), ("model_input_names", ["x"], None)],
+    [("pad_token", None, "does not match the model"), ("model_input_names", ["x"], None)],
 )
 def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrained, tmp_path, capsys, monkeypatch):
     copy = tmp_path / "copy"

@@ -108,7 +108,7 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
 )
 def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
     whole = run(data, tmp_path / "whole", *options)
-    stop_at(batches.Drawn.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
+    stop_at(batches.RandomBatches.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
     again = run(data, tmp_path / "killed", *options)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
@@ -140,10 +140,10 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, 
     run(data, tmp_path)
     assert "1 of 1 runs are already done" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
-    assert "holds results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
+    assert "has results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
     other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
     common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
-    assert "holds results with another text" in fails(capsys, *common)
+    assert "has results for a different text" in fails(capsys, *common)
     assert results_of(tmp_path) == before
 
 
@@ -182,7 +182,7 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
         raise AssertionError("the text is read again")
 
     monkeypatch.setattr(subwords, "fit", forbidden)
-    monkeypatch.setattr(parallel, "in_lots", forbidden)
+    monkeypatch.setattr(parallel, "iter_chunks", forbidden)
     second = run(data, tmp_path / "b", *options)
     assert first == second
     assert same(weights(tmp_path / "a"), weights(tmp_path / "b"))

@@ -1,4 +1,4 @@
-"""A model's parameters and operations, and measurements of what a model has learned about position.
+"""Counts of a model's parameters and operations, and measurements of how a model uses position.
 
 Toeplitzness and fits need only torch. Counts and ``distill_positions`` also need transformers; without it,
 using their names raises an error that says so.
@@ -15,7 +15,7 @@ from .toeplitz import Diagonals, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
     from .costs import Flops, Parameters, count_flops, count_parameters
-    from .distilling import distill_positions
+    from .distillation import distill_positions
 
 __all__ = [
     "Diagonals",
@@ -37,5 +37,5 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("hf", "transformers", "safetensors")
-    module = "distilling" if name == "distill_positions" else "costs"
+    module = "distillation" if name == "distill_positions" else "costs"
     return getattr(import_module(f"{__name__}.{module}"), name)

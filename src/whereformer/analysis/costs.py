@@ -1,4 +1,4 @@
-"""What an encoder costs: its parameters and floating-point operations, counted on torch's "meta" device.
+"""Counts an encoder's parameters and floating-point operations, on torch's "meta" device.
 
 There tensors have shapes but no memory, so the real model runs at any size. Torch counts its matrix products, with two
 operations per multiply-add. As in the Funnel-Transformer paper (Dai et al. 2020, arXiv 2006.03236), norms, activations,
@@ -23,9 +23,9 @@ META = torch.device("meta")
 
 @dataclass(frozen=True)
 class Parameters:
-    """The numbers of trained parameters; ``encoder`` is all but the masked-LM head, whose tied embeddings count once.
+    """The numbers of trained parameters; ``encoder`` excludes the masked-LM head, whose tied embeddings count once.
 
-    An encoder that pools without a decoder has no such head.
+    An encoder that pools without a decoder has no masked-LM head.
     """
 
     embeddings: int
@@ -47,7 +47,7 @@ class Flops:
     """Floating-point operations of one forward of the whole batch.
 
     Args:
-        layers: all layers, the decoder's included, and what positions and segments need; models are compared by this.
+        layers: all layers, including the decoder's, positions and segments; models are compared by this number.
         embeddings: the projection of embeddings that are narrower than the model.
         head: the masked-LM head; 0 for an encoder that pools without a decoder.
     """
@@ -70,39 +70,41 @@ class Flops:
 def count_flops(config: EncoderConfig, length: int, batch: int = 1, *, predictions: int | None = None) -> Flops:
     """Count the operations of an :class:`~whereformer.Encoder` and its masked-LM head in training, without memory.
 
-    All pairs of tokens count, also those that a window or causality keeps apart.
+    All pairs of tokens count, even pairs that a window or causality keeps apart.
 
     Args:
         config: the encoder.
         length: the number of tokens in a sequence.
         batch: the number of sequences.
-        predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all, or none if blocks
-            pool and no decoder undoes it.
+        predictions: the number of tokens per sequence that the masked-LM head predicts; if None, all of
+            them, or none if blocks pool without a decoder.
 
     Raises:
-        ValueError: for sizes that do not fit, including a length beyond the position method's range.
+        ValueError: for sizes that do not match, including a length beyond the position method's range.
     """
-    most = length if config.full_length else 0
+    max_predictions = length if config.full_length else 0
     if predictions is None:
-        predictions = most
-    if not 0 <= predictions <= most:
-        raise InputError("predictions", f"expected 0 to {most} (0 for blocks without a decoder), got {predictions}")
+        predictions = max_predictions
+    if not 0 <= predictions <= max_predictions:
+        raise InputError(
+            "predictions", f"expected 0 to {max_predictions} (0 for blocks without a decoder), got {predictions}"
+        )
     config = copy.deepcopy(config)
-    config.attention_backend = "reference"  # whose products torch sees
+    config.attention_backend = "reference"  # torch sees the products of this backend
     with META:
         encoder, head = Encoder(config), MaskedLMHead(config)
         ids = torch.empty(batch, length, dtype=torch.int64)
     with FlopCounterMode(display=False) as counter:
         hidden = encoder(ids, token_type_ids=ids if config.type_vocab_size else None).last_hidden_state
-        of_encoder = counter.get_total_flops()
+        encoder_flops = counter.get_total_flops()
         if predictions:
             head(hidden[:, :predictions])
     embeddings = sum(counter.get_flop_counts().get("Encoder.embeddings", {}).values())
-    return Flops(of_encoder - embeddings, embeddings, counter.get_total_flops() - of_encoder)
+    return Flops(encoder_flops - embeddings, embeddings, counter.get_total_flops() - encoder_flops)
 
 
 def count_parameters(config: EncoderConfig) -> Parameters:
-    """Count the parameters of an :class:`~whereformer.Encoder` and its masked-LM head, without allocating them."""
+    """Count the parameters of an :class:`~whereformer.Encoder` and its masked-LM head, without memory for them."""
 
     def size(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())

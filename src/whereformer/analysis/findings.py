@@ -1,4 +1,4 @@
-"""The findings of an analysis of a model's positions, as data that reports draw."""
+"""The findings of an analysis of a model's positions, as data for reports."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class TableFindings:
 
 @dataclass(frozen=True)
 class HeadFindings:
-    """What position alone adds to the scores of one head.
+    """The effect of position on the scores of one head.
 
     Args:
-        layer, head: the head's place; both count from 0.
+        layer, head: the indices of the layer and of the head in it, from 0.
         offsets: (2 n - 1), ascending, the offsets of ``curve``.
         curve: the mean score over all pairs of each offset.
         toeplitzness: the share of the variance over pairs that the curve explains.
@@ -63,7 +63,7 @@ class HeadFindings:
 
     @property
     def name(self) -> str:
-        """What the head looks at: the place where its curve is highest."""
+        """The head's kind, by the offset where its curve peaks."""
         if self.range < BLIND:
             return POSITION_BLIND
         peak = int(self.offsets[self.curve.argmax()])
@@ -79,13 +79,15 @@ class ModelFindings:
         name: a name, unique among the models of a report.
         position: the name of the position method.
         length: the number of positions that were analyzed.
+        num_layers: the number of layers, as the model runs them.
         table: the table of position embeddings; None if the model has none.
-        heads: the heads of every layer where position acts by itself, in order; empty if it does so nowhere.
+        heads: the heads of every layer where position acts by itself, in order; empty if there are none.
     """
 
     name: str
     position: str
     length: int
+    num_layers: int
     table: TableFindings | None = None
     heads: tuple[HeadFindings, ...] = ()
 
@@ -100,9 +102,9 @@ class ModelFindings:
         return fmean(head.toeplitzness for head in self.heads) if self.heads else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but matrices for JSON, in numbers with six digits."""
-        found: dict[str, Any] = _for_json(asdict(self))
-        return found
+        """Return everything except matrices for JSON, in numbers with six digits."""
+        content: dict[str, Any] = _for_json(asdict(self))
+        return content
 
 
 def _for_json(value: Any) -> Any:

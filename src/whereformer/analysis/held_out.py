@@ -1,4 +1,4 @@
-"""Held-out text and scores: means over all batches, however processes divide them, and the loss of each token."""
+"""Held-out text and scores: means over all batches, for any number of processes, and the loss of each token."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class HeldOut:
 
     Args:
         stream: the ids; all of them are kept in memory.
-        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
+        rate: the share of masked tokens; None masks none, and every token is a label, as in causal models.
         vocabulary: the tokenizer's special and ordinary ids.
     """
 
@@ -40,15 +40,15 @@ class HeldOut:
             self.inputs, self.labels = inputs.flatten(), labels.flatten()
 
     def count_labels(self) -> int:
-        """Return the number of tokens that are predicted, at any length."""
+        """Return the number of predicted tokens, which does not depend on the length of windows."""
         return int((self.labels != IGNORED).sum())
 
     def windows(self, length: int, tokens_per_batch: int) -> Iterator[dict[str, Tensor]]:
         """Yield batches of windows, each [CLS] and ``length - 1`` tokens of text.
 
         Yields:
-            ``input_ids``, ``labels`` and, if there is padding, ``attention_mask``, (rows, length) each; at most
-            ``tokens_per_batch`` tokens a batch, but at least one row.
+            ``input_ids``, ``labels`` and, if there is padding, ``attention_mask``, each of shape (rows, length), with
+            at most ``tokens_per_batch`` tokens per batch, but at least one row.
         """
         body, ids = length - 1, self.vocabulary
         missing = -len(self.inputs) % body
@@ -57,9 +57,10 @@ class HeldOut:
         inputs = functional.pad(inputs, (1, 0), value=ids.cls)
         labels = functional.pad(labels, (1, 0), value=IGNORED)
         for rows in torch.arange(len(inputs)).split(max(1, tokens_per_batch // length)):
-            batch, real = {"input_ids": inputs[rows], "labels": labels[rows]}, inputs[rows] != ids.pad
+            batch = {"input_ids": inputs[rows], "labels": labels[rows]}
+            token_mask = inputs[rows] != ids.pad
             # Attention is faster without a mask.
-            yield batch if bool(real.all()) else {**batch, "attention_mask": real.long()}
+            yield batch if bool(token_mask.all()) else {**batch, "attention_mask": token_mask.long()}
 
 
 @torch.no_grad()
@@ -75,39 +76,39 @@ def held_out_scores(
     """
     model.eval()
     device = next(model.parameters()).device
-    found, count = [], _electra if isinstance(model, Electra) else _tokens
+    sums, score_batch = [], _sum_electra if isinstance(model, Electra) else _sum_tokens
     for batch in list(batches)[ranks.rank() :: ranks.size()]:
-        moved = {name: each.to(device) for name, each in batch.items()}
+        moved = {name: tensor.to(device) for name, tensor in batch.items()}
         with torch.autocast(device.type, torch.bfloat16, enabled=bfloat16):
-            found += count(model, moved)
-    scores = means(found)
-    if isinstance(model, Electra):  # its loss is not itself a mean: the two parts are means over different tokens
+            sums += score_batch(model, moved)
+    scores = mean_scores(sums)
+    if isinstance(model, Electra):  # its loss is not a mean, because its two parts are means over different tokens
         weight = model.config.discriminator_weight
         return {"loss": scores["generator_loss"] + weight * scores["discriminator_loss"], **scores}
     return scores
 
 
-def means(found: list[tuple[str, float, int]]) -> dict[str, float]:
-    """Return means by name over all processes, of what each has found: a name, a sum, and how many were summed."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
-    for name, value, count in chain.from_iterable(ranks.gather(found)):
-        sums[name][0] += value
-        sums[name][1] += count
-    return {name: value / count for name, (value, count) in sums.items()}
+def mean_scores(sums: list[tuple[str, float, int]]) -> dict[str, float]:
+    """Return means by name over all processes, from each process's sums: a name, a sum, and the number of summands."""
+    totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0])
+    for name, value, count in chain.from_iterable(ranks.gather(sums)):
+        totals[name][0] += value
+        totals[name][1] += count
+    return {name: value / count for name, (value, count) in totals.items()}
 
 
-def _tokens(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
+def _sum_tokens(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
     """Return sums, each with the number of tokens summed: loss in nats and right answers over the predicted tokens."""
-    losses, right = _each_token(model, batch)
+    losses, right = _score_tokens(model, batch)
     return [("loss", float(losses.sum()), len(losses)), ("accuracy", float(right.sum()), len(losses))]
 
 
-def _electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
-    """Return sums, each with the number of tokens summed: every mean in :class:`ElectraOutput` but the joint loss."""
+def _sum_electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
+    """Return sums, each with its number of tokens, for every mean in :class:`ElectraOutput` except the joint loss."""
     out, labels = model(**batch), batch["labels"]
     targets = labels != IGNORED
-    real = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
-    counts = {"generator_loss": int(targets.sum()), "discriminator_loss": real, "accuracy": real}
+    tokens = int(batch["attention_mask"].sum()) if "attention_mask" in batch else labels.numel()
+    counts = {"generator_loss": int(targets.sum()), "discriminator_loss": tokens, "accuracy": tokens}
     counts["replaced_recall"] = int((targets & (out.sampled_ids != labels)).sum())
     return [(name, float(out[name]) * count, count) for name, count in counts.items() if count]
 
@@ -124,24 +125,25 @@ class HeldOutScore(NamedTuple):
 def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScore:
     """Score a masked or causal language model on batches of its inputs, with labels.
 
-    Causal models predict the first token of a row from nothing, so it may not have a label.
+    A causal model has nothing to predict the first token of a row from, so that token may not have a label.
     """
     was_training = model.training
     model.eval()
-    found = [_each_token(model, {name: each.to(model.device) for name, each in batch.items()}) for batch in batches]
+    moved = ({name: tensor.to(model.device) for name, tensor in batch.items()} for batch in batches)
+    batch_scores = [_score_tokens(model, batch) for batch in moved]
     model.train(was_training)
-    losses, right = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+    losses, right = (torch.cat(parts).cpu() for parts in zip(*batch_scores, strict=True))
     return HeldOutScore(float(losses.mean()), float(right.double().mean()), losses)
 
 
-def _each_token(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def _score_tokens(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
     logits, labels = model(**batch).logits, batch["labels"]
-    places = label_indices(labels, getattr(model.config, "label_share", None))
-    wanted = labels.flatten()[places]
+    indices = label_indices(labels, getattr(model.config, "label_share", None))
+    targets = labels.flatten()[indices]
     if logits.ndim == 3:  # of all tokens, without sparse_prediction
-        # Those of a causal model are for the next token.
-        logits = logits.flatten(0, 1)[places - int(isinstance(model, EncoderForCausalLM))]
-    losses = functional.cross_entropy(logits.float(), wanted, reduction="none", ignore_index=IGNORED)
-    real = wanted != IGNORED
-    return losses[real], (logits.argmax(-1) == wanted)[real]
+        # A causal model predicts the next token.
+        logits = logits.flatten(0, 1)[indices - int(isinstance(model, EncoderForCausalLM))]
+    losses = functional.cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED)
+    has_label = targets != IGNORED
+    return losses[has_label], (logits.argmax(-1) == targets)[has_label]

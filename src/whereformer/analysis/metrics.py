@@ -1,4 +1,4 @@
-"""The metrics that judge fine-tuning, from scikit-learn and scipy."""
+"""The metrics that evaluate fine-tuning, from scikit-learn and scipy."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ METRICS: dict[str, Callable[[Numbers, Numbers], float]] = {
     "pearson": _correlation(stats.pearsonr),
     "spearman": _correlation(stats.spearmanr),
 }
-"""Each metric takes labels and predictions, (rows,) each, and returns a number of at most 1."""
+"""Each metric accepts labels and predictions, each of shape (rows,), and returns a number of at most 1."""
 
 
 def score(names: Sequence[str], labels: Sequence[float], logits: Numbers) -> dict[str, float]:
-    """Compute metrics of a model's predictions: the likeliest class or, with one logit per row, that number.
+    """Compute metrics of a model's predictions: the likeliest class or, with one logit per row, the logit.
 
     Args:
         names: names in :data:`METRICS`.

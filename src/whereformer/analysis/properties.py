@@ -1,6 +1,6 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function measures one property without judging it; the thresholds are in ``recipes/properties.py``. The
+Each function only measures one property; the thresholds are in ``recipes/properties.py``. The
 column "inductive" is missing because it needs training; it follows from the losses of a comparison.
 """
 
@@ -21,7 +21,7 @@ from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer
 from ..positions import PositionMethod, PositionRangeError, Site, build_position
 from ..positions.base import position_parameters
-from .toeplitz import diagonal_sums, fitted_curves, from_diagonals
+from .toeplitz import diagonal_sums, fit_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
@@ -37,7 +37,7 @@ ATTENTION = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
 
 
 def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Count the trained numbers of position, those that the gradient of one batch's masked-LM loss reaches and all.
+    """Count the trained numbers of position: those that the gradient of one batch's masked-LM loss reaches, and all.
 
     Args:
         model: is left as it was; gradients that it has are not touched.
@@ -56,48 +56,48 @@ def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
     Args:
-        name: as :func:`whereformer.build_position` takes it.
-        sinks: whether every head has a trained sink, too.
-        options: the method's own.
+        name: the method's name, see :func:`whereformer.build_position`.
+        sinks: whether every head also has a trained sink.
+        options: the method's options.
 
     Returns:
-        their number, and the power of the length with which it grows: 0 if it does not, 1 if it grows in proportion.
+        their number, and the exponent of its growth with the length: 0 if it is constant, 1 if it is proportional.
     """
     counts = []
     for length in (BASE_SIZES["max_length"], 2 * BASE_SIZES["max_length"]):
         with torch.device("meta"):
             position = build_position(name, **{**BASE_SIZES, "max_length": length}, **options)
-        own = BASE_SIZES["num_layers"] * BASE_SIZES["num_heads"] if sinks else 0
-        counts.append(own + sum(parameter.numel() for parameter in position.parameters()))
+        num_sinks = BASE_SIZES["num_layers"] * BASE_SIZES["num_heads"] if sinks else 0
+        counts.append(num_sinks + sum(parameter.numel() for parameter in position.parameters()))
     few, many = counts
     return few, math.log2(many / few) if few else 0.0
 
 
 @torch.no_grad()
 def shift_change(encoder: Encoder, input_ids: Tensor, shifts: Sequence[int] = SHIFTS) -> float | None:
-    """Move all positions of a batch by a constant, and see by how much scores and output change, in float64.
+    """Move all positions of a batch by a constant, and measure how much scores and output change, in float64.
 
-    Everything goes through the encoder's own hooks, so methods that act on embeddings are seen too. The sequence starts
-    at position 1, because some methods keep 0 for [CLS] and treat it as no other.
+    Everything goes through the encoder's own hooks, so methods that act on embeddings are measured too. The sequence
+    starts at position 1, because some methods reserve 0 for [CLS] and treat it differently.
 
     Args:
-        encoder: of one block; is left as it was.
+        encoder: an encoder of one block, which is not changed.
         input_ids: (batch, n).
-        shifts: the shifts in tokens; those that move a token beyond the method's positions are left out.
+        shifts: the shifts in tokens; a shift that moves a token beyond the method's positions is left out.
 
     Returns:
-        the largest change of any layer's score or of the output, as a multiple of their root mean square; what all
-        scores of a row have in common is left out, because a softmax ignores it. None if one is not finite.
+        the largest change of any layer's score or of the output, as a multiple of their root mean square, without
+        the mean of each row's scores, which a softmax ignores. None if one is not finite.
 
     Raises:
-        PositionRangeError: if the method takes none of the shifts.
+        PositionRangeError: if every shift is beyond the method's positions.
     """
     encoder = _in_float64(encoder)
-    at = torch.arange(1, input_ids.shape[1] + 1)
-    before, changes, refused = _scores_and_output(encoder, input_ids, at), list[float](), None
+    positions = torch.arange(1, input_ids.shape[1] + 1)
+    before, changes, refused = _scores_and_output(encoder, input_ids, positions), list[float](), None
     for shift in shifts:
         try:
-            changes.append(_largest_change(before, _scores_and_output(encoder, input_ids, at + shift)))
+            changes.append(_largest_change(before, _scores_and_output(encoder, input_ids, positions + shift)))
         except PositionRangeError as error:
             refused = error
     if refused is not None and not changes:
@@ -111,8 +111,8 @@ def _in_float64(encoder: Encoder) -> Encoder:
 
 def _scores_and_output(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[Tensor]:
     """Return every layer's scores, and the last hidden state."""
-    found = encoder(input_ids, position_ids=positions, output_attentions=True)
-    return [*map(_scores, found.attentions), found.last_hidden_state]
+    output = encoder(input_ids, position_ids=positions, output_attentions=True)
+    return [*map(_scores, output.attentions), output.last_hidden_state]
 
 
 def _scores(weights: Tensor) -> Tensor:
@@ -129,7 +129,7 @@ def _largest_change(before: Sequence[Tensor], after: Sequence[Tensor]) -> float:
         change = float((new - old).abs().max())
         if not math.isfinite(change):
             return math.inf
-        # Where scores are all alike but for rounding, so that nothing is large or small.
+        # If scores are equal up to rounding, their size is not a unit for changes.
         changes.append(change / size if size > 1e-12 else change)
     return max(changes)
 
@@ -141,37 +141,37 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
     The effect is the scores with the tokens at their positions, minus the scores with all tokens at one position
     (position 1, because 0 belongs to [CLS] in some methods). Only the direct effect counts: a layer's input is the same
     for both, except for the embeddings in it, which contain what ``embed`` adds. If layers normalize their input, the
-    embeddings are part of every layer's input, else only of the first's. What all scores of a row have in common does
-    not count, because a softmax ignores it. Effects on values do not count either.
+    embeddings are part of every layer's input, else only of the first's. The mean of each row's scores does not count,
+    because a softmax ignores it. Effects on values do not count either.
 
     Args:
-        encoder: of one block, with real weights; is left as it was.
-        input_ids: (batch, n) of real text, so that what depends on tokens differs from one to the next.
+        encoder: an encoder of one block, with trained weights, which is not changed.
+        input_ids: (batch, n) of real text, so that effects that depend on tokens vary.
 
     Returns:
         the share of the variance over all layers, 0 to 1; None if the method has no effect on scores.
     """
     encoder = _in_float64(encoder)
     length = input_ids.shape[1]
-    here, together = (
+    normal_calls, together_calls = (
         _layer_calls(encoder, input_ids, positions)
         for positions in (torch.arange(length), torch.ones(length, dtype=torch.long))
     )
-    embeddings = together[0].hidden - here[0].hidden
-    explained = whole = 0.0
-    for layer, (real, same) in enumerate(zip(here, together, strict=True)):
-        others = real.hidden + embeddings if real.module.pre or layer == 0 else real.hidden
+    embeddings = together_calls[0].hidden - normal_calls[0].hidden
+    explained = total = 0.0
+    for layer, (normal, together) in enumerate(zip(normal_calls, together_calls, strict=True)):
+        moved = normal.hidden + embeddings if normal.module.pre or layer == 0 else normal.hidden
         scores, without = (
-            _scores(real.module(hidden, encoder.position, site, None, True)[1])
-            for hidden, site in ((real.hidden, real.site), (others, same.site))
+            _scores(normal.module(hidden, encoder.position, site, None, True)[1])
+            for hidden, site in ((normal.hidden, normal.site), (moved, together.site))
         )
         effect = scores - without
-        total = float(effect.square().sum())
-        if total > 1e-20 * max(float(scores.square().sum()), 1e-20):  # more than rounding
+        size = float(effect.square().sum())
+        if size > 1e-20 * max(float(scores.square().sum()), 1e-20):  # more than rounding
             mean = effect.mean(0)  # (heads, n, n)
-            part = from_diagonals(fitted_curves(diagonal_sums(mean), 1))  # which is best with a number for each row
-            explained, whole = explained + len(effect) * float((mean * part).sum()), whole + total
-    return explained / whole if whole else None
+            part = from_diagonals(fit_curves(diagonal_sums(mean), 1))  # the best fit besides a number for each row
+            explained, total = explained + len(effect) * float((mean * part).sum()), total + size
+    return explained / total if total else None
 
 
 class _LayerCall(NamedTuple):
@@ -181,14 +181,14 @@ class _LayerCall(NamedTuple):
 
 
 def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list[_LayerCall]:
-    """Record the arguments of every layer, in the order in which they run."""
+    """Record the arguments of every layer, in running order."""
     calls: list[_LayerCall] = []
 
-    def note(module: Any, given: tuple[Any, ...]) -> None:
-        hidden, _, site, *_ = given
+    def record(module: Any, arguments: tuple[Any, ...]) -> None:
+        hidden, _, site, *_ = arguments
         calls.append(_LayerCall(module, hidden, site))
 
-    hooks = [layer.register_forward_pre_hook(note) for layer in encoder.layers]
+    hooks = [layer.register_forward_pre_hook(record) for layer in encoder.layers]
     try:
         encoder(input_ids, position_ids=positions)
     finally:
@@ -198,10 +198,10 @@ def _layer_calls(encoder: Encoder, input_ids: Tensor, positions: Tensor) -> list
 
 
 @torch.no_grad()
-def operations(position: PositionMethod, length: int) -> int:
+def count_operations(position: PositionMethod, length: int) -> int:
     """Count the tensor operations of a method's forward, which run one after another.
 
-    They are those of the "reference" backend, which has no loop, from the embeddings to the output of one attention
+    The count is for the "reference" backend, which has no loop, from the embeddings to the output of one attention
     layer, for one sequence.
 
     Args:
@@ -212,10 +212,10 @@ def operations(position: PositionMethod, length: int) -> int:
     embedded = torch.randn(1, length, model.embedding_size)
     hidden = torch.randn(1, length, model.hidden_size)
     query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
-    at = Positions(0, 1, length)
+    positions = Positions(0, 1, length)
     with _Counter() as counter:  # type: ignore[no-untyped-call]
-        position.embed(embedded, at)
-        position.attend(hidden, query, key, value, Site(at, at), backend="reference")
+        position.embed(embedded, positions)
+        position.attend(hidden, query, key, value, Site(positions, positions), backend="reference")
     return counter.count
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Protocol
 
-from ..errors import listed
+from ..errors import join_words
 
 SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
@@ -16,19 +16,21 @@ seeds at the default sizes of ``compare``, measured by ``benchmarks/seed_noise.p
 seeds). With one seed, a smaller gap is not a result."""
 
 
-AHEAD = 4
-"""A verdict has to hold after this many times the steps."""
+STEP_FACTOR = 4
+"""A verdict has to hold after this number times the steps."""
 LASTING = {0: 0.07, 1800: 0.3}
-"""The share of a clear gap that may be left then, by the fewest steps of the trainings. Methods that learn order later
-catch up, and no curve of training shows when. Measured by ``benchmarks/compare_check.py``, which counts how often
-verdicts held: after 400 and 600 steps, 0.06 and 0.07 of a gap were left; after 1,800, 0.5."""
+"""The share of a clear gap that may be left then, by the smallest number of steps of the trainings. Methods that learn
+order later catch up, and no curve of training shows when. Measured by ``benchmarks/compare_check.py``, which counts the
+verdicts that held: after 400 and 600 steps, 0.06 and 0.07 of a gap were left; after 1,800, 0.5."""
 
-MOST_PAIRS = 4
-"""Pairs of methods that are named in a sentence."""
+MAX_NAMES = 4
+"""The largest number of methods, or of pairs of them, that a sentence names one by one."""
+SEEDS = 3
+"""The number of seeds to advise to those who had fewer."""
 
 
-class Trained(Protocol):
-    """A trained model, judged by the mean held-out loss of each window of the same text."""
+class TrainedModel(Protocol):
+    """A trained model, with the mean held-out loss of each window of the same text."""
 
     @property
     def windows(self) -> Sequence[float]: ...
@@ -38,18 +40,18 @@ class Trained(Protocol):
         ...
 
 
-Models = Mapping[int, Trained]
+Models = Mapping[int, TrainedModel]
 """The models of a method, by seed."""
 
 
 @dataclass(frozen=True)
-class Ranked:
+class RankedMethod:
     """A method's place in a ranking.
 
     Args:
         position: its name.
         rank: one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
-            None for a method that is not yet learning.
+            None for a method that is not learning yet.
         loss: the held-out loss, the median over seeds.
     """
 
@@ -60,26 +62,37 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods, best first; those that are not yet learning are last.
+    """Methods, best first; methods that are not learning yet are last.
 
     Args:
         rows: the methods.
-        unsettled: the pairs of a clearly better and a worse method that more steps may make too close to tell, or
+        unsettled: the pairs of a clearly better and a worse method that more steps may make too close to rank, or
             reverse.
     """
 
-    rows: list[Ranked]
+    rows: list[RankedMethod]
     unsettled: list[tuple[str, str]]
 
     @property
-    def ranked(self) -> list[Ranked]:
+    def ranked(self) -> list[RankedMethod]:
         """The methods with a rank."""
         return [row for row in self.rows if row.rank is not None]
 
     @property
-    def waiting(self) -> list[str]:
-        """The methods that are not yet learning."""
+    def not_learning(self) -> list[str]:
+        """The methods that are not learning yet."""
         return [row.position for row in self.rows if row.rank is None]
+
+    @property
+    def best(self) -> list[str]:
+        """The methods of the first rank, which are too close to rank."""
+        return [row.position for row in self.ranked if row.rank == self.ranked[0].rank]
+
+    @property
+    def rivals(self) -> list[str]:
+        """The methods that may catch up with the best, which includes all that are not learning yet."""
+        unsettled = {worse for better, worse in self.unsettled if better in self.best}
+        return [row.position for row in self.ranked if row.position in unsettled] + self.not_learning
 
 
 def clearly_better(better: Models, worse: Models, share: float = 1.0) -> bool:
@@ -103,11 +116,11 @@ def clearly_better(better: Models, worse: Models, share: float = 1.0) -> bool:
 
 
 def not_yet_learning(methods: Mapping[str, Models], baseline: str | None) -> list[str]:
-    """Return the methods that have not left the plateau on which every training begins.
+    """Return the methods that have not left the plateau where every training begins.
 
     On it, a model predicts from the words around a masked token, whatever their order, as it does without positions. So
-    a method is on it if its held-out loss is not clearly lower than that of ``baseline``, which learns no more. Without
-    the baseline nothing is known.
+    a method is on it if its held-out loss is not clearly lower than the loss of ``baseline``, which stays there.
+    Without the baseline, the plateau is unknown, and no method is returned.
     """
     base = methods.get(baseline or "", {})
     return [
@@ -122,21 +135,21 @@ def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ran
 
     Args:
         methods: the models of each method.
-        steps: those of each training.
-        baseline: the method without positions; None for causal models, which learn the order of words without, too.
+        steps: the number of steps of each training.
+        baseline: the method without positions; None for causal models, which learn word order without positions.
     """
-    waiting = not_yet_learning(methods, baseline)
+    not_learning = not_yet_learning(methods, baseline)
     losses = {name: statistics.median(model.loss for model in models.values()) for name, models in methods.items()}
-    found, last = {}, 0
+    by_name, last = {}, 0
     for name in sorted(methods, key=lambda name: losses[name]):
         last = max(last, 1 + sum(clearly_better(methods[rival], methods[name]) for rival in methods if rival != name))
-        found[name] = Ranked(name, None if name in waiting else last, losses[name])
-    rows = sorted(found.values(), key=lambda row: row.rank is None)
-    lasting = next(share for fewest, share in reversed(LASTING.items()) if fewest <= steps)
+        by_name[name] = RankedMethod(name, None if name in not_learning else last, losses[name])
+    rows = sorted(by_name.values(), key=lambda row: row.rank is None)
+    lasting = next(share for min_steps, share in reversed(LASTING.items()) if min_steps <= steps)
     unsettled = [
         (better, worse)
         for better, worse in combinations([row.position for row in rows if row.rank is not None], 2)
-        if worse != baseline  # which learns no more
+        if worse != baseline  # it stays on the plateau
         and clearly_better(methods[better], methods[worse])
         and not clearly_better(methods[better], methods[worse], lasting)
     ]
@@ -144,7 +157,7 @@ def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ran
 
 
 def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> list[str]:
-    """Return the result in a few sentences; the first says which method is best.
+    """Return the result in a few sentences; the first says which method to take.
 
     Args:
         ranking: the ranking.
@@ -152,39 +165,96 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
         guessing: the held-out loss of guessing by token frequency.
         steps: the steps of each training.
     """
-    found, waiting = [_verdict(ranking, baseline, guessing, steps)], ranking.waiting
-    if waiting:
-        found.append(
-            f"{listed(waiting)} {'is' if len(waiting) == 1 else 'are'} not yet learning: the loss is not clearly lower "
-            f"than that of {baseline}. Train longer (--steps {AHEAD * steps}); with this text, or so few steps, order "
-            "has not helped yet."
+    result, not_learning = [headline(ranking, baseline, guessing, steps)], ranking.not_learning
+    if not_learning:
+        are = "is not learning yet: its loss is" if len(not_learning) == 1 else "are not learning yet: their loss is"
+        result.append(
+            f"{join_words(not_learning)} {are} not clearly lower than that of {baseline}. Train longer "
+            f"(--steps {STEP_FACTOR * steps}); on this text, or in so few steps, word order has not helped yet."
         )
     if ranking.unsettled:
-        pairs = ", ".join(f"{better} before {worse}" for better, worse in ranking.unsettled[:MOST_PAIRS])
-        rest = len(ranking.unsettled) - MOST_PAIRS
-        more = f" and {rest} more" if rest > 0 else ""
-        found.append(f"Not settled, since {AHEAD} times the steps may close gaps of this size: {pairs}{more}.")
-    return found
+        pairs = join_words(_shorten([f"{better} ahead of {worse}" for better, worse in ranking.unsettled]))
+        result.append(f"Not settled, because {STEP_FACTOR} times the steps may close these gaps: {pairs}.")
+    return result
 
 
-def _verdict(ranking: Ranking, baseline: str, guessing: float, steps: int) -> str:
-    """Return the result in one sentence. It names no winner that more steps may put behind another method."""
-    rows = ranking.ranked
-    if rows[0].loss >= guessing:
+def headline(ranking: Ranking, baseline: str, guessing: float, steps: int) -> str:
+    """Return the advice that the ranking supports. It names methods that more steps may put ahead of the best ones.
+
+    The arguments are as in :func:`sentences`.
+    """
+    names, best, rivals = [row.position for row in ranking.rows], ranking.best, ranking.rivals
+    if ranking.ranked[0].loss >= guessing:
         return "No method predicts better than guessing by frequency yet; train longer."
-    if ranking.waiting and len(rows) == 1:
+    if len(names) == 1:
+        return f"Only {names[0]} was tried; one method is no comparison."
+    if best == [baseline] and names == [baseline, *ranking.not_learning]:
         return f"No method predicts clearly better than {baseline} yet; train longer."
-    best = [row.position for row in rows if row.rank == rows[0].rank]
-    if len(rows) == 1:
-        return f"Only {best[0]} was tried."
-    if len(best) == len(rows):
-        return "The methods can't be told apart; train longer or with more seeds."
-    rivals = [row.position for row in rows if any((name, row.position) in ranking.unsettled for name in best)]
-    rivals += ranking.waiting  # their curves tell nothing yet
+    if _has_one_method(ranking, baseline):
+        return f"{best[0]} beats no positions; one method is no comparison."
+    if len(best) == len(names):
+        return "The methods are too close to rank; train longer or use more seeds."
+    if len(best) > 1:
+        choice = f"Take {join_words(best, 'or')}: this run cannot tell them apart."
+    elif rivals:
+        choice = f"Take {best[0]} for now: it leads after {steps:,} steps."
+    else:
+        choice = f"Take {best[0]}: it predicts this text best."
+    return f"{choice} {_format_rivals(ranking)}".rstrip()
+
+
+def _has_one_method(ranking: Ranking, baseline: str) -> bool:
+    """Return whether a ranking has one method, which is clearly better than ``baseline``, and no other."""
+    return [row.position for row in ranking.rows] == [*ranking.best[:1], baseline] and not ranking.rivals
+
+
+def _format_rivals(ranking: Ranking) -> str:
+    """Return a sentence about the methods that may catch up; "" if there are none."""
+    rivals, losses = ranking.rivals, {row.position: row.loss for row in ranking.rows}
+    if not rivals:
+        return ""
+    gaps = [f"{losses[name] - ranking.rows[0].loss:.2g}" for name in sorted(rivals, key=lambda name: losses[name])]
+    gap = gaps[0] if gaps[0] == gaps[-1] else f"{gaps[0]} to {gaps[-1]}"
+    return f"{join_words(_shorten(rivals))} {'is' if len(rivals) == 1 else 'are'} {gap} nats behind and may catch up."
+
+
+def _shorten(phrases: Sequence[str]) -> list[str]:
+    """Return the first phrases of a sentence, and the number of the others."""
+    rest = len(phrases) - MAX_NAMES
+    return [*phrases[:MAX_NAMES], f"{rest} more"] if rest > 0 else [*phrases]
+
+
+@dataclass(frozen=True)
+class NextComparison:
+    """A comparison that may answer an open question of a ranking.
+
+    Args:
+        purpose: the reason to run it, as the beginning of a sentence.
+        positions: its methods.
+        steps: the steps of each training.
+        seeds: the number of seeds.
+    """
+
+    purpose: str
+    positions: list[str]
+    steps: int
+    seeds: int
+
+
+def advise(ranking: Ranking, baseline: str, guessing: float, steps: int, seeds: int) -> NextComparison | None:
+    """Return the next comparison: more steps while methods may catch up, else more seeds for methods that are level.
+
+    None if the ranking leaves nothing open, or has no two methods with positions. The arguments are as in
+    :func:`sentences`, with the number of seeds.
+    """
+    names, best, rivals = [row.position for row in ranking.rows], ranking.best, ranking.rivals
+    if len(names) == 1 or _has_one_method(ranking, baseline):
+        return None
+    if ranking.ranked[0].loss >= guessing or best == [baseline]:
+        return NextComparison("To let the methods learn", names, STEP_FACTOR * steps, seeds)
     if rivals:
-        lead = f"{listed(best)} {'leads' if len(best) == 1 else 'lead'} after {steps:,} steps"
-        more = "" if ranking.waiting else f" Train longer: --steps {AHEAD * steps}."  # which is said of those
-        return f"Too few steps to choose: {lead}, but {listed(rivals)} may catch up.{more}"
-    if len(best) == 1:
-        return f"{best[0]} predicts this text best."
-    return f"{listed(best)} predict this text best; they can't be told apart."
+        contenders = [name for name in names if name in {*best, *rivals, baseline}]
+        return NextComparison("To see who stays ahead", contenders, STEP_FACTOR * steps, seeds)
+    if len(best) > 1:
+        return NextComparison("To tell them apart", best, steps, max(SEEDS, 2 * seeds))
+    return None

@@ -1,4 +1,4 @@
-"""Toeplitzness: the share of a matrix over pairs of positions that depends on their offset alone."""
+"""Toeplitzness: the share of a matrix over pairs of positions that depends only on their offset."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROWS = 256
 
 @dataclass(frozen=True, eq=False)
 class Diagonals:
-    """What the offset alone tells about a matrix; each property is computed when it is first read.
+    """The part of a matrix that depends only on the offset; each property is computed when it is first read.
 
     Args:
         matrix: (..., n, n) float64.
@@ -54,10 +54,10 @@ class Diagonals:
         count, entries = self.count, self.matrix.shape[-1] ** 2
         center = (self.mean @ count).unsqueeze(-1) / entries
         between = (self.mean - center).square() @ count
-        whole = entries * self.matrix.var((-1, -2), correction=0)
+        total = entries * self.matrix.var((-1, -2), correction=0)
         rounding = (4 * torch.finfo(torch.float64).eps * self.matrix.shape[-1] * self.largest).square()
-        equal = whole <= rounding
-        return torch.where(equal, 1.0, between / torch.where(equal, 1.0, whole)).clamp(0, 1)
+        equal = total <= rounding
+        return torch.where(equal, 1.0, between / torch.where(equal, 1.0, total)).clamp(0, 1)
 
 
 def toeplitzness(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch"]:
@@ -67,13 +67,13 @@ def toeplitzness(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*ba
     rounding, a matrix of equal entries has 1. A matrix of independent entries has about 2 / (n + 1).
 
     Args:
-        matrix: (..., n, n) real numbers; a tensor, or what :func:`torch.as_tensor` takes.
+        matrix: (..., n, n) real numbers; a tensor, or anything that :func:`torch.as_tensor` accepts.
 
     Returns:
         (...) float64. Differentiable.
 
     Raises:
-        ValueError: for a matrix that is not square, has no entries, or has some that are not real and finite.
+        ValueError: for a matrix that is not square, is empty, or has an entry that is not real and finite.
 
     Source: our definition of the "degree of Toeplitzness" of Wennberg & Henter (2021), arXiv 2106.01950, Section 3.
     """
@@ -83,7 +83,7 @@ def toeplitzness(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*ba
 def toeplitz_part(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*batch n n"]:
     """Return the nearest Toeplitz matrix, by the sum of squared differences: every entry is the mean of its diagonal.
 
-    Arguments and errors are those of :func:`toeplitzness`; the result, (..., n, n) float64, is differentiable.
+    Arguments and errors are as in :func:`toeplitzness`; the result, (..., n, n) float64, is differentiable.
     """
     return from_diagonals(diagonals(matrix).mean)
 
@@ -91,7 +91,7 @@ def toeplitz_part(matrix: Real[Tensor, "*batch n n"] | Any) -> Float[Tensor, "*b
 def diagonals(matrix: Any) -> Diagonals:
     """Return every diagonal's mean and spread, and the Toeplitzness.
 
-    Arguments and errors are those of :func:`toeplitzness`.
+    Arguments and errors are as in :func:`toeplitzness`.
     """
     values = torch.as_tensor(matrix)
     if values.dim() < 2 or values.shape[-1] != values.shape[-2] or values.shape[-1] == 0:
@@ -119,7 +119,7 @@ def from_diagonals(values: Float[Tensor, "*batch offsets"]) -> Float[Tensor, "*b
 def diagonal_sums(values: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch offsets"]:
     """Sum every diagonal of a tensor (..., n, n): (..., 2 n - 1).
 
-    Read with a row pitch that is longer by one, the diagonals of some rows in reverse order are columns.
+    If rows are read in reverse order, with a row pitch that is longer by one, diagonals become columns.
     """
     n = values.shape[-1]
     sums = values.new_zeros(*values.shape[:-2], 2 * n - 1)
@@ -132,17 +132,17 @@ def diagonal_sums(values: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch 
     return sums
 
 
-def fitted_curves(sums: Tensor, count: int) -> Tensor:
+def fit_curves(sums: Tensor, count: int) -> Tensor:
     """Return the f of the least-squares model ``matrix_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
 
     Args:
-        sums: (..., 2 n - 1), the sums over all matrices, by offset, of entries less their row's mean.
+        sums: (..., 2 n - 1), the sums over all matrices, by offset, of entries minus their row's mean.
         count: the number of matrices.
     """
     n = (sums.shape[-1] + 1) // 2
     offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
     rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
     normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
-    # Constants are in its null space, and never part of the right-hand side.
+    # Constants are in the null space of the normal matrix, and never part of the right-hand side.
     normal += 1 / len(normal)
     return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count

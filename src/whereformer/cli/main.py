@@ -14,18 +14,20 @@ from pkgutil import resolve_name
 from textwrap import fill
 from typing import Any, ClassVar
 
-from ..errors import InputError, meant
+from ..errors import InputError, suggest
 from ..files import check_regular
 from ..lab.recipe import Recipe
 from ..recipes import RECIPES
 from ..version import __version__
-from .ending import ending
+from .exit_codes import exit_on_error
 from .flags import parse
 
 COMMANDS = {
-    **{"translate train" if name == "translate" else name: f"recipes.{place}" for name, place in RECIPES.items()},
+    **{"translate train" if name == "translate" else name: f"recipes.{path}" for name, path in RECIPES.items()},
     "translate run": "cli.translate:TranslateRun",
     "run": "cli.main:RunFile",
+    "check": "cli.check:Check",
+    "demo": "cli.demo:Demo",
     "positions": "cli.positions:ListPositions",
 }
 """Where the dataclass of each command's options is in this package."""
@@ -33,7 +35,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class RunFile:
-    """Run a recipe of your own: a Python file with one subclass of whereformer.lab.recipe.Recipe.
+    """Run your own recipe: a Python file with one subclass of whereformer.lab.recipe.Recipe.
 
     Its fields are the options; `whereformer run FILE --help` shows them.
     """
@@ -48,63 +50,63 @@ class RunFile:
         """Import a file, and return its recipe.
 
         Raises:
-            InputError: if it is no Python file, or has none or several.
+            InputError: if it is not a Python file, or does not have exactly one recipe.
         """
         path = Path(file)
         check_regular("FILE", path)
         if path.suffix != ".py" or not path.stem.isidentifier():
-            named = "letters, digits and underscores, such as my_recipe.py"
-            raise InputError("FILE", f"expected a Python file with a name of {named}, got {file!r}")
+            allowed = "letters, digits and underscores, such as my_recipe.py"
+            raise InputError("FILE", f"expected a Python file with a name of {allowed}, got {file!r}")
         # Processes that train import it by this name.
         sys.path.insert(0, str(path.resolve().parent))
         module = import_module(path.stem)
         if Path(module.__file__ or "").resolve() != path.resolve():
-            raise InputError("FILE", f"there is another module named {path.stem}; give the file another name")
-        found = [
+            raise InputError("FILE", f"another module is named {path.stem}; give the file another name")
+        recipes = [
             kind
             for kind in vars(module).values()
             if isinstance(kind, type) and issubclass(kind, Recipe) and kind.__module__ == path.stem
         ]
-        if len(found) != 1:
-            raise InputError("FILE", f"expected one recipe in {file}, got {len(found)}")
-        return found[0]
+        if len(recipes) != 1:
+            raise InputError("FILE", f"expected one recipe in {file}, got {len(recipes)}")
+        return recipes[0]
 
     def run(self, console: Any) -> None:
-        """Refuse what comes before the file; the command line does the rest."""
+        """Refuse options before the file. With the file first, its recipe runs in place of this command."""
         raise InputError("file", "expected the file first, and its options after it")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the ``whereformer`` command."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    with ending():
-        if given == ["--version"]:
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    with exit_on_error():
+        if words == ["--version"]:
             print(f"whereformer {__version__}")
             return
-        kind, name, words = _command(given)
-    with ending(kind):
-        command = kind(**parse(kind, words, f"whereformer {name}"))
-    execute(command, given)
+        kind, name, options = _find_command(words)
+    with exit_on_error(kind):
+        command = kind(**parse(kind, options, f"whereformer {name}"))
+    execute(command, words)
 
 
-def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
-    """Return the class of the command that is named, its name, and the words that follow it."""
-    for before, word in zip(["", *given], given, strict=False):
+def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
+    """Return the class of a command, its name, and the words that follow the name."""
+    for before, word in zip(["", *words], words, strict=False):
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # as a path, it would be the current folder
-            raise InputError(None, f"got an empty word after {word.strip() or before or 'whereformer'}")
-    if given[:1] in (["-h"], ["--help"]):
+            raise InputError(None, f"empty argument after {word.strip() or before or 'whereformer'}")
+    if words[:1] in (["-h"], ["--help"]):
         usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
         print(usage, *map(_summary, COMMANDS), sep="\n")
         raise SystemExit(0)
-    group = [each for each in COMMANDS if given and each.startswith(f"{given[0]} ")]
-    if group and given[1:2] in ([], ["-h"], ["--help"]):
+    group = [command for command in COMMANDS if words and command.startswith(f"{words[0]} ")]
+    if group and words[1:2] in ([], ["-h"], ["--help"]):
         print(*map(_summary, group), sep="\n")
         raise SystemExit(0)
-    words = 2 if " ".join(given[:2]) in COMMANDS else 1  # of the name
-    name, rest = " ".join(given[:words]), given[words:]
+    name_length = 2 if " ".join(words[:2]) in COMMANDS else 1
+    name, rest = " ".join(words[:name_length]), words[name_length:]
     if name not in COMMANDS:
-        two = any(each.startswith(f"{name.lower()} ") for each in COMMANDS)  # then the second word is another one
-        hint = meant(" ".join(given[: 1 + two]), COMMANDS)
+        has_second_word = any(command.startswith(f"{name.lower()} ") for command in COMMANDS)
+        hint = suggest(" ".join(words[: 1 + has_second_word]), COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)
@@ -114,20 +116,23 @@ def _command(given: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
 
 
 def _summary(name: str) -> str:
-    """Return the first paragraph of what a command says of itself, behind its name."""
+    """Return a command's name and the first paragraph of its docstring."""
     text = (inspect.getdoc(command_class(name)) or "").partition("\n\n")[0]
     return fill(text, 100, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
 
 
 def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
-    found: type[Any] = resolve_name(f"whereformer.{COMMANDS[name]}")
-    return found
+    kind: type[Any] = resolve_name(f"whereformer.{COMMANDS[name]}")
+    return kind
 
 
 def execute(command: Any, words: Sequence[str] = ()) -> None:
-    """Run a command of some words. If it fails or is interrupted, print one line to stderr and exit with a code."""
-    with ending(command):
+    """Run a command. If it fails or is interrupted, print one line to stderr and exit with a code.
+
+    ``words`` is the command line, for the report.
+    """
+    with exit_on_error(command):
         from .. import ranks
         from ..lab.terminal import output
 
@@ -135,7 +140,7 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
             raise InputError(None, f"this command runs in one process, got {ranks.size()}; start it without a launcher")
         console = output(quiet=not ranks.is_main())
         if not isinstance(command, Recipe):
-            if getattr(command, "plugin", None) is not None:  # whatever else waits for torch
+            if getattr(command, "plugin", None) is not None:
                 from ..lab.methods import load_plugin
 
                 load_plugin(command.plugin)
@@ -143,9 +148,11 @@ def execute(command: Any, words: Sequence[str] = ()) -> None:
             return
         report = command.start(command=shlex.join(["whereformer", *words]))
         console.print(report, highlight=False)
+        if report.next_command:
+            console.print(report.format_next(), highlight=False, soft_wrap=True)
         if not getattr(command, "dry_run", False):
-            place = command.out / "report"
-            console.print(f"wrote {place}.html (open it in a browser) and {place}.md", highlight=False, soft_wrap=True)
+            path = command.out / "report"
+            console.print(f"wrote {path}.html (open it in a browser) and {path}.md", highlight=False, soft_wrap=True)
         if report.problem:
             raise InputError(None, report.problem)
         ranks.leave()

@@ -36,16 +36,16 @@ class ListPositions(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Print the table of methods, or of their measured properties."""
-        from ..errors import InputError, meant
+        from ..errors import InputError, suggest
 
         if self.measure is not None:
             from rich.progress import Progress
 
-            from ..recipes.properties import measured_table
+            from ..recipes.properties import build_table
 
             with Progress(console=console, transient=True) as bar:  # which ends here, whatever happens
-                found = measured_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
-            console.print(found)
+                sheet = build_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
+            console.print(sheet)
             return
         from rich.table import Table
         from rich.text import Text
@@ -55,7 +55,9 @@ class ListPositions(WithPlugin):
 
         names = position_names(self.pattern)
         if not names:
-            raise InputError(None, f"no method has a name such as {self.pattern!r}{meant(self.pattern or '', METHODS)}")
+            raise InputError(
+                None, f"no method has a name such as {self.pattern!r}{suggest(self.pattern or '', METHODS)}"
+            )
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]
@@ -69,7 +71,7 @@ class ListPositions(WithPlugin):
                 if options:
                     shown = ", ".join(f"{option}={json.dumps(default)}" for option, default in options.items())
                     what.append(f"\noptions: {shown}", "dim")
-                known = " or ".join([name, *(alias for alias, other in ALIASES.items() if other == name)])
+                known = " or ".join([name, *(alias for alias, method in ALIASES.items() if method == name)])
                 table.add_row(known, "yes" if method_class(name).extrapolates else "no", what)
             console.print(table, "")
         console.print(

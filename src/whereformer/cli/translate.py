@@ -49,8 +49,8 @@ class TranslateRun(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Translate the lines."""
-        from ..data.read import lines_of, read_lines
-        from ..recipes.translating import load, scores, translate_lines
+        from ..data.read import decode_lines, read_lines
+        from ..lab.translation import load, scores, translate_lines
 
         references = None
         if self.references is not None:
@@ -59,13 +59,15 @@ class TranslateRun(WithPlugin):
         model, tokenizer = load(self.model, find_device(self.device))
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")
-        lines = lines_of(None, "the standard input", sys.stdin.buffer)
+        lines = decode_lines(None, "the standard input", sys.stdin.buffer)
         window = 1 if sys.stdin.isatty() else WINDOW
         written: list[str] = []
-        while some := list(islice(lines, window)):
-            found = translate_lines(model, tokenizer, some, beams=self.beams, length_penalty=self.length_penalty)
-            print("\n".join(map(printable, found) if sys.stdout.isatty() else found), flush=True)
-            written += found
+        while batch := list(islice(lines, window)):
+            translations = translate_lines(
+                model, tokenizer, batch, beams=self.beams, length_penalty=self.length_penalty
+            )
+            print("\n".join(map(printable, translations) if sys.stdout.isatty() else translations), flush=True)
+            written += translations
         if references is not None:
             if len(references) != len(written):
                 raise InputError(

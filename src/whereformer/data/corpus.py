@@ -13,16 +13,16 @@ from functools import cached_property
 from itertools import chain
 from pathlib import Path
 
-from ..errors import LONGEST_NAME, InputError, shown, some_of
+from ..errors import MAX_NAME, InputError, list_some, short_repr
 from ..files import check_regular
 from ..manifest import fingerprint, fingerprint_of_files
-from .read import JSON, TABLES, Document, documents_in, reading
+from .read import JSON, TABLES, Document, name_file, read_documents
 
-PIECE = 4000
-"""Text is split into pieces of about this number of characters (a page or two) before some are held out."""
-HELD_OUT = 10
-"""One piece in this number is held out."""
-SEARCHED = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
+PAGE_LENGTH = 4000
+"""The number of characters in a page, about: text is split into pages before some are held out."""
+HELD_OUT_EVERY = 10
+"""One page in this number is held out."""
+SUFFIXES = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
 """Folders are searched for files of these suffixes."""
 
 
@@ -68,8 +68,8 @@ def _docstrings(path: Path) -> Iterator[str]:
                 yield docstring
 
 
-class Text:
-    """The text of files, read anew in every pass. No more of it is in memory than a part of a document.
+class TextSource:
+    """The text of files, read again in every pass. No more of it is in memory than a part of a document.
 
     Args:
         paths: files, folders and patterns such as "data/**/*.txt". Folders are searched for files with known suffixes.
@@ -78,12 +78,12 @@ class Text:
         characters: how many characters to read, from the beginning; by default all.
 
     Raises:
-        InputError: if there is no such file, a folder or a pattern has none, or there is a column but no table. A
-            file's content is checked when it is read.
+        InputError: if a file does not exist, a folder or a pattern has no files, or a column is named without a table.
+            A file's content is checked when it is read.
     """
 
     files: list[Path]
-    """The files, in the order in which they are read."""
+    """The files, in reading order."""
 
     def __init__(
         self,
@@ -93,24 +93,24 @@ class Text:
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column
-        self.source = source_of(self.paths)
+        self.source = describe_source(self.paths)
         self.characters = characters
-        self.files = [file for path in self.paths for file in _files(path)]
+        self.files = [file for path in self.paths for file in _find_files(path)]
         if column is not None and not any(file.suffix.lower() in TABLES for file in self.files):
             raise InputError("column", f"only for {', '.join(TABLES)} files; there is none in {self.source}")
 
     @property
     def about_files(self) -> str:
-        """Which files are read, in a line for people to read."""
-        return f"the text is {some_of(self.files, LONGEST_NAME) if self.files else self.source}"
+        """A line for people that says which files are read."""
+        return f"the text is {list_some(self.files, MAX_NAME) if self.files else self.source}"
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the text as it was when it was looked at first."""
-        return self.hashed()
+        """A hash of the text as it was when this property was first read."""
+        return self.compute_hash()
 
-    def hashed(self) -> str:
-        """Return a hash of the text as it is now: of the bytes of its files, and of the column that is read."""
+    def compute_hash(self) -> str:
+        """Return a hash of the text as it is now: of its files' bytes, and of the column that is read."""
         if self.characters is not None or not self.paths:
             return fingerprint("".join(document) for document in self.documents())
         return fingerprint_of_files(self.files, [self.column or ""])
@@ -143,17 +143,17 @@ class Text:
         none = True
         for file in self.files:
             empty = True
-            for document in documents_in(file, self.column):
+            for document in read_documents(file, self.column):
                 none = empty = False
                 yield document
             if empty and str(file) in self.paths:
                 raise InputError("data", f"{file} is empty")
         if none:
-            raise InputError("data", f"no text in {some_of(self.paths, LONGEST_NAME)}")
+            raise InputError("data", f"no text in {list_some(self.paths, MAX_NAME)}")
 
     def pages(self) -> Iterator[str]:
-        """Yield the pages of all documents, as :func:`pages_of` cuts them."""
-        return chain.from_iterable(map(pages_of, self.documents()))
+        """Yield the pages of all documents, as :func:`split_pages` cuts them."""
+        return chain.from_iterable(map(split_pages, self.documents()))
 
     def __iter__(self) -> Iterator[str]:
         """Yield the pages to train on, which are not held out."""
@@ -164,38 +164,38 @@ class Text:
         return default_documents()
 
 
-def _files(given: str) -> list[Path]:
-    """Return the files that a path or a pattern means, in an order that does not depend on the file system."""
-    path = Path(given)
-    with reading("data", path):
-        if given and path.is_dir():
-            found = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SEARCHED)
-            none = f"{path} holds no {', '.join(SEARCHED)} file"
-        elif given and path.exists():
+def _find_files(pattern: str) -> list[Path]:
+    """Return the files of a path or a pattern, in an order that does not depend on the file system."""
+    path = Path(pattern)
+    with name_file("data", path):
+        if pattern and path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file() and file.suffix.lower() in SUFFIXES)
+            none = f"{path} holds no {', '.join(SUFFIXES)} file"
+        elif pattern and path.exists():
             check_regular("data", path)
             return [path]
-        elif glob.has_magic(given):
-            found = [match for match in map(Path, sorted(glob.glob(given, recursive=True))) if match.is_file()]
-            none = f"no file matches {shown(given, LONGEST_NAME)}"
+        elif glob.has_magic(pattern):
+            files = [match for match in map(Path, sorted(glob.glob(pattern, recursive=True))) if match.is_file()]
+            none = f"no file matches {short_repr(pattern, MAX_NAME)}"
         else:
-            none, found = f"no such file or folder: {shown(given, LONGEST_NAME)}", []
-    if not found:
+            none, files = f"no such file or folder: {short_repr(pattern, MAX_NAME)}", []
+    if not files:
         raise InputError("data", none)
-    return found
+    return files
 
 
-def source_of(paths: Sequence[str]) -> str:
+def describe_source(paths: Sequence[str]) -> str:
     """Describe where a text comes from, for people to read."""
     return ", ".join(paths) or "the documentation inside this Python"
 
 
 def is_held_out(index: int) -> bool:
-    """Return whether a page is held out. Only its place decides, so the split is the same in every run."""
-    return index % HELD_OUT == HELD_OUT // 2
+    """Return whether a page is held out. Only its number decides, so the split is the same in every run."""
+    return index % HELD_OUT_EVERY == HELD_OUT_EVERY // 2
 
 
-def pages_of(document: Document) -> Iterator[str]:
-    """Yield pages of about PIECE characters, each cut at the last blank line, line end or space that fits.
+def split_pages(document: Document) -> Iterator[str]:
+    """Yield pages of about PAGE_LENGTH characters, each cut at the last blank line, line end or space that fits.
 
     The pages are the same however the document is divided into parts.
     """
@@ -203,9 +203,9 @@ def pages_of(document: Document) -> Iterator[str]:
     for part in document:
         text += part
         start = 0
-        while len(text) - start > PIECE:
-            cuts = (text.rfind(mark, start + PIECE // 2, start + PIECE) for mark in ("\n\n", "\n", " "))
-            end = next((cut for cut in cuts if cut != -1), start + PIECE)
+        while len(text) - start > PAGE_LENGTH:
+            cuts = (text.rfind(mark, start + PAGE_LENGTH // 2, start + PAGE_LENGTH) for mark in ("\n\n", "\n", " "))
+            end = next((cut for cut in cuts if cut != -1), start + PAGE_LENGTH)
             yield text[start:end]
             start = end
         text = text[start:]

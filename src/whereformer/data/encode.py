@@ -1,8 +1,8 @@
-"""Encode a text once, into files beside the run, and find them again.
+"""Encode a text once, into files next to the run, and find them again.
 
-A cache has a folder for each thing that was encoded: the streams of a text, or the pairs of a parallel one.
-It is written as ``NAME.partial`` and gets its name when all of it is there. Its manifest tells damage. The name has the
-version of this package, so that commands of two versions can share a cache and neither replaces what the other reads.
+A cache has a folder for each encoded text, with its streams, or with the pairs of a parallel text. The folder is
+written as ``NAME.partial`` and gets its name when it is complete. Its manifest shows damage. The name has the version
+of this package, so that commands of two versions can share a cache without replacing each other's files.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from .. import manifest, ranks
 from ..errors import InputError
 from ..files import new_folder
 from ..provenance import this_version
-from .corpus import HELD_OUT, PIECE, Text, is_held_out
-from .streams import TokenFile, in_lots, packed
-from .tokenizers import Vocabulary, check_predictable, fit_tokenizer, load_tokenizer, vocabulary_of
+from .corpus import HELD_OUT_EVERY, PAGE_LENGTH, TextSource, is_held_out
+from .streams import TokenFile, iter_chunks, to_bytes
+from .tokenizers import Vocabulary, check_predictable, fit_tokenizer, load_tokenizer, read_vocabulary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-LOT = 128
-"""Number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
+CHUNK = 128
+"""The number of pages that are encoded at a time, by all processors. Encoded pages take a hundred bytes per token."""
 STREAMS = ("training.ids", "held_out.ids")
 
 Facts = dict[str, Any]
-"""Numbers about what a folder holds, by name."""
-Keeps = Callable[[str], bool]
-"""Says whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.keeps` does."""
+"""Numbers about the content of a folder, by name."""
+AcceptsVersion = Callable[[str], bool]
+"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.keeps` does."""
 
 
-def cached(
+def get_or_build(
     cache: Path,
     kind: str,
     key: Sequence[str],
     fill: Callable[[Path], Facts],
-    say: Callable[[str], object],
-    keeps: Keeps,
+    log: Callable[[str], object],
+    keeps: AcceptsVersion,
     facts: Any = dict,
 ) -> tuple[Path, Facts]:
-    """Return a folder with what was encoded, and facts about it. It is filled if it is missing or damaged.
+    """Return an encoded text's folder, and facts about it. The folder is filled first if it is missing or damaged.
 
-    Of several processes of a run, only the main one fills a folder that they share.
+    If a run has several processes, they share the folder, and only the main one fills it.
 
     Args:
         cache: the folder of all such folders.
-        kind: how its name begins.
-        key: decides its content.
+        kind: the beginning of the folder's name.
+        key: the texts that decide its content.
         fill: writes all files into an empty folder, and returns the facts.
-        say: is told what happens.
-        keeps: says whether a folder of another version serves, if there is none of this version.
-        facts: the type of the facts, as :func:`whereformer.manifest.fits` takes it.
+        log: called with a line about each step.
+        keeps: returns whether a folder of another version may be used if this version has none.
+        facts: the type of the facts, see :func:`whereformer.manifest.matches_type`.
 
     Raises:
-        InputError: if another command is writing to the cache; and what ``fill`` raises.
+        InputError: if another command is writing to the cache; and the errors of ``fill``.
     """
 
     def find_problem(folder: Path) -> str | None:
-        problem = manifest.problem(folder)
-        if problem is None and not manifest.fits(facts, manifest.read(folder)):
+        problem = manifest.find_problem(folder)
+        if problem is None and not manifest.matches_type(facts, manifest.read(folder)):
             return f"its {manifest.NAME} has something else"
         return problem
 
@@ -74,16 +74,16 @@ def cached(
     if (problem := find_problem(folder)) is not None:
         for old_folder, version in _find_other_versions(cache, name):
             if not keeps(version):
-                say(f"{old_folder} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
+                log(f"{old_folder} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
                 break
             if find_problem(old_folder) is None:
-                say(f"using {old_folder}, which whereformer {version} encoded")
+                log(f"using {old_folder}, which whereformer {version} encoded")
                 return old_folder, manifest.read(old_folder)
         if folder.exists():
-            say(f"{folder} is damaged ({problem}); encoding it again")
+            log(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
             raise InputError(
-                "cache", f"{cache} lacks what the main process has written to it; all machines have to share it"
+                "cache", f"{cache} lacks files that the main process wrote; all machines must share this folder"
             )
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
@@ -114,12 +114,12 @@ class TokenizerChoice:
         """The entry for the tokenizer in a run's settings.
 
         Raises:
-            InputError: if there is no tokenizer at ``path``.
+            InputError: if ``path`` has no tokenizer.
         """
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
         backend = load_tokenizer(self.path).backend_tokenizer
-        # The JSON does not tell whether names of special tokens in text are plain text.
+        # The JSON does not say whether names of special tokens in text are plain text.
         return manifest.fingerprint([backend.to_str(), *(["plain text"] if backend.encode_special_tokens else [])])
 
 
@@ -145,7 +145,7 @@ class _TextFacts:
 
 
 def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
-    """Return the held-out loss, in nats, of guessing by token frequency: what a model without context can reach.
+    """Return the held-out loss, in nats, of guessing by token frequency, which is the best that ignores context.
 
     Args:
         training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
@@ -156,10 +156,10 @@ def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
 
 def open_or_encode(
     cache: Path,
-    text: Text,
+    text: TextSource,
     choice: TokenizerChoice,
-    say: Callable[[str], object] = lambda line: None,
-    keeps: Keeps = lambda version: False,
+    log: Callable[[str], object] = lambda line: None,
+    keeps: AcceptsVersion = lambda version: False,
 ) -> EncodedText:
     """Open an encoded text if the cache has it, else encode it there.
 
@@ -167,45 +167,45 @@ def open_or_encode(
         cache: the folder of all encoded texts.
         text: the text.
         choice: the tokenizer. One that is trained learns from the training part.
-        say: is told what happens.
-        keeps: says whether a text that another version of this package encoded serves.
+        log: called with a line about each step.
+        keeps: returns whether a text that another version of this package encoded may be used.
 
     Raises:
         InputError: if the text is too short or changes meanwhile, the tokenizer does not suit or knows too little of
             it, or another process is writing to the cache.
     """
 
-    def opened(folder: Path) -> tuple[PreTrainedTokenizerFast, Vocabulary]:
+    def open_tokenizer(folder: Path) -> tuple[PreTrainedTokenizerFast, Vocabulary]:
         tokenizer = load_tokenizer(choice.path or folder)
-        return tokenizer, vocabulary_of(tokenizer, "tokenizer" if choice.path else "data")
+        return tokenizer, read_vocabulary(tokenizer, "tokenizer" if choice.path else "data")
 
     def fill(folder: Path) -> Facts:
         if choice.path is None:
-            say("learning the vocabulary")
+            log("learning the vocabulary")
             fit_tokenizer(text, choice.vocab_size).save_pretrained(folder)
-        tokenizer, vocabulary = opened(folder)
-        say("encoding the text")
+        tokenizer, vocabulary = open_tokenizer(folder)
+        log("encoding the text")
         number, pages = 0, [0, 0]
         with (folder / STREAMS[0]).open("wb") as training, (folder / STREAMS[1]).open("wb") as held_out:
-            for lot in in_lots(text.pages(), LOT):
-                for page in tokenizer.backend_tokenizer.encode_batch_fast(lot, add_special_tokens=False):
+            for chunk in iter_chunks(text.pages(), CHUNK):
+                for page in tokenizer.backend_tokenizer.encode_batch_fast(chunk, add_special_tokens=False):
                     stream = held_out if is_held_out(number) else training
-                    stream.write(packed((*page.ids, vocabulary.sep)))
+                    stream.write(to_bytes((*page.ids, vocabulary.sep)))
                     pages[is_held_out(number)] += 1
                     number += 1
-        if text.hashed() != text.fingerprint:
+        if text.compute_hash() != text.fingerprint:
             raise InputError("data", "the text changed while it was read; run the same command again")
-        if number <= HELD_OUT // 2:
-            told = f"too little text to hold some out, expected more than {PIECE * HELD_OUT // 2} characters"
-            raise InputError("data", told)
-        counts = [TokenFile(folder / name).counts(vocabulary.size) for name in STREAMS]
+        if number <= HELD_OUT_EVERY // 2:
+            expected = f"expected more than {PAGE_LENGTH * HELD_OUT_EVERY // 2} characters"
+            raise InputError("data", f"too little text to hold some out, {expected}")
+        counts = [TokenFile(folder / name).count_ids(vocabulary.size) for name in STREAMS]
         for part, count, separators in zip(("training", "held-out"), counts, pages, strict=True):
             words = count.clone()
             words[vocabulary.sep] -= separators  # separators end pages and do not belong to the text
             check_predictable(tokenizer, words, f"the {part} text")
         return {"guessing": unigram_entropy(*counts)}
 
-    folder, found = cached(cache, "ids", [text.fingerprint, choice.setting], fill, say, keeps, _TextFacts)
-    tokenizer, vocabulary = opened(folder)
+    folder, facts = get_or_build(cache, "ids", [text.fingerprint, choice.setting], fill, log, keeps, _TextFacts)
+    tokenizer, vocabulary = open_tokenizer(folder)
     training, held_out = (TokenFile(folder / name) for name in STREAMS)
-    return EncodedText(training, held_out, tokenizer, vocabulary, **found)
+    return EncodedText(training, held_out, tokenizer, vocabulary, **facts)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 Item = TypeVar("Item")
 
-BLOCK = 1 << 20
-"""Number of tokens that are read at a time when a whole stream is read."""
+BLOCK_TOKENS = 1 << 20
+"""The number of tokens that are read at a time when a whole stream is read."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class TokenFile:
     """A stream of ids in a file, as int32. A slice of it is read from the file and returned as int64.
 
     The file is not mapped into memory: mapped pages count as the process's memory, and a pass over the text would map
-    all of it. Nor does it stay open, because an open file can't be shared with other processes.
+    all of it. It does not stay open either, because an open file can't be shared with other processes.
     """
 
     path: Path
@@ -36,20 +36,20 @@ class TokenFile:
     def __len__(self) -> int:
         return self._length
 
-    def __getitem__(self, places: slice) -> Tensor:
-        start, stop, step = places.indices(len(self))
+    def __getitem__(self, index: slice) -> Tensor:
+        start, stop, step = index.indices(len(self))
         if step != 1:
             raise ValueError(f"expected a slice without a step, got {step}")
         # C code would turn a path into text by calling Python, and Ctrl-C in that call would become a SystemError.
-        found = np.fromfile(str(self.path), np.int32, max(0, stop - start), offset=start * 4)
-        return torch.from_numpy(found).long()
+        ids = np.fromfile(str(self.path), np.int32, max(0, stop - start), offset=start * 4)
+        return torch.from_numpy(ids).long()
 
-    def counts(self, size: int) -> Tensor:
+    def count_ids(self, size: int) -> Tensor:
         """Return how often each of ``size`` ids occurs, (size,) int64."""
-        found = torch.zeros(size, dtype=torch.long)
-        for start in range(0, len(self), BLOCK):
-            found += torch.bincount(self[start : start + BLOCK], minlength=size)
-        return found
+        counts = torch.zeros(size, dtype=torch.long)
+        for start in range(0, len(self), BLOCK_TOKENS):
+            counts += torch.bincount(self[start : start + BLOCK_TOKENS], minlength=size)
+        return counts
 
 
 Stream = Tensor | TokenFile
@@ -68,7 +68,7 @@ def read_windows(stream: Stream, starts: Sequence[int], length: int) -> Tensor:
     return torch.frombuffer(ids, dtype=torch.int32).view(len(starts), length).long()
 
 
-def packed(ids: Sequence[int]) -> bytes:
+def to_bytes(ids: Sequence[int]) -> bytes:
     """Return ids as the bytes of a :class:`TokenFile`."""
     return np.array(ids, np.int32).tobytes()
 
@@ -95,7 +95,7 @@ class RowFile:
         start, lengths = int(self.starts[row]), self.lengths[row].tolist()
         return self.ids[start : start + sum(lengths)].split(lengths)
 
-    def chosen(self, rows: Tensor) -> RowFile:
+    def select(self, rows: Tensor) -> RowFile:
         """Return the rows at the indices ``rows``, (chosen,), in this order."""
         return replace(self, starts=self.starts[rows], lengths=self.lengths[rows])
 
@@ -104,8 +104,8 @@ def write_rows(folder: Path, name: str, rows: Iterable[Sequence[Sequence[int]]])
     """Write rows, each a sequence of parts, to two files in a folder: their ids, and the lengths of their parts."""
     with (folder / f"{name}.ids").open("wb") as ids, (folder / f"{name}.lengths").open("wb") as lengths:
         for row in rows:
-            ids.write(b"".join(map(packed, row)))
-            lengths.write(packed([*map(len, row)]))
+            ids.write(b"".join(map(to_bytes, row)))
+            lengths.write(to_bytes([*map(len, row)]))
 
 
 def open_rows(folder: Path, name: str, parts: int) -> RowFile:
@@ -115,8 +115,8 @@ def open_rows(folder: Path, name: str, parts: int) -> RowFile:
     return RowFile(TokenFile(folder / f"{name}.ids"), tokens.cumsum(0) - tokens, lengths)
 
 
-def in_lots(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
+def iter_chunks(items: Iterable[Item], count: int) -> Iterator[list[Item]]:
     """Yield the items in lists of ``count``; the last list may be shorter."""
-    each = iter(items)
-    while lot := list(islice(each, count)):
-        yield lot
+    rest = iter(items)
+    while chunk := list(islice(rest, count)):
+        yield chunk

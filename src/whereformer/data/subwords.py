@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from .streams import in_lots
+from .streams import iter_chunks
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>")
 PAD, START, END = range(len(SPECIAL_TOKENS))
-LOT = 1024
-"""Number of lines that are encoded at a time."""
+CHUNK = 1024
+"""The number of lines that are encoded at a time."""
 
 
 def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
@@ -37,7 +37,7 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
         vocab_size=vocab_size,
         special_tokens=list(SPECIAL_TOKENS),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        # A piece that occurs once would only be memorised.
+        # A piece that occurs once would only be memorized.
         min_frequency=2,
         show_progress=False,
     )
@@ -56,9 +56,9 @@ def fit(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Iterable[str]) -> Iterator[list[int]]:
-    """Yield the ids of each text, with the end token, as all processors find them."""
+    """Yield the ids of each text, with the end token. All processors encode together."""
     backend = tokenizer.backend_tokenizer
     # Loading a tokenizer sets this; building one does not.
     backend.encode_special_tokens = True
-    for lot in in_lots(texts, LOT):
-        yield from (encoded.ids for encoded in backend.encode_batch_fast(lot))
+    for chunk in iter_chunks(texts, CHUNK):
+        yield from (encoded.ids for encoded in backend.encode_batch_fast(chunk))

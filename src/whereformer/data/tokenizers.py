@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import LONGEST_NAME, InputError, one_line, shown
+from ..errors import MAX_NAME, InputError, one_line, short_repr
 from ..files import check_regular_in
 
 if TYPE_CHECKING:
@@ -55,15 +55,15 @@ class Vocabulary:
         return self.is_ordinary.nonzero().flatten()
 
 
-MAX_SPECIAL = 0.5
-"""The largest share of a text's tokens that may be unknown or otherwise special: there is nothing to predict."""
+MAX_SPECIAL_SHARE = 0.5
+"""The largest share of a text's tokens that may be unknown or otherwise special, which are never predicted."""
 LETTER_COVERAGE = 0.9995
-"""Share of all letters of a text that a trained vocabulary has. The rest are so rare that tokens of their own would be
-wasted (SentencePiece's ``character_coverage`` has the same default)."""
+"""The share of a text's letters that a trained vocabulary covers. The rest are too rare to deserve tokens
+(SentencePiece's ``character_coverage`` has the same default)."""
 
 
-def trained_vocabulary(size: int) -> Vocabulary:
-    """Return the vocabulary of :func:`fit_tokenizer`, in which the special tokens come first."""
+def build_vocabulary(size: int) -> Vocabulary:
+    """Return the vocabulary of :func:`fit_tokenizer`: the special tokens come first."""
     return Vocabulary(size, PAD, CLS, SEP, MASK, tuple(range(len(SPECIAL_TOKENS))))
 
 
@@ -76,38 +76,38 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
-    def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
+    def build_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
         tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token=SPECIAL_TOKENS[1]))
         tokenizer.normalizer = normalizers.BertNormalizer()
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
         return tokenizer
 
-    tokenizer = tokenizer_of({})
+    tokenizer = build_tokenizer({})
     # The trainer numbers single characters in an order that changes from run to run, and breaks ties by number, so
-    # even the set of tokens would change. Characters that are given up front, in order, have fixed numbers.
+    # even the set of tokens would change. Characters that are passed first, in order, have fixed numbers.
     letters = _common_letters(tokenizer, texts, vocab_size // 2)
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size,
         special_tokens=[*SPECIAL_TOKENS, *letters],
-        limit_alphabet=0,  # No letters but these.
+        limit_alphabet=0,  # only these letters
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
     tokens = (*SPECIAL_TOKENS, *sorted(tokenizer.get_vocab().keys() - set(SPECIAL_TOKENS)))
-    found = tokenizer_of({token: index for index, token in enumerate(tokens)})
+    ordered = build_tokenizer({token: index for index, token in enumerate(tokens)})
     cls, sep = SPECIAL_TOKENS[CLS], SPECIAL_TOKENS[SEP]
-    found.post_processor = processors.TemplateProcessing(
+    ordered.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B:1 {sep}:1", special_tokens=[(cls, CLS), (sep, SEP)]
     )
     names: dict[str, Any] = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
-    return PreTrainedTokenizerFast(tokenizer_object=found, model_input_names=["input_ids", "attention_mask"], **names)
+    return PreTrainedTokenizerFast(tokenizer_object=ordered, model_input_names=["input_ids", "attention_mask"], **names)
 
 
 def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> list[str]:
     """Return the most frequent letters that cover ``LETTER_COVERAGE`` of all, in order, at most ``limit``.
 
-    A letter within a word is another piece than one at its beginning. Marks and the like are never within one.
+    A letter within a word is a different piece from one at its beginning. Marks and the like are never within a word.
     """
     letters: Counter[str] = Counter()
     for text in texts:
@@ -115,9 +115,9 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
     for space in filter(str.isspace, [*letters]):
         del letters[space]
     needed, common = LETTER_COVERAGE * letters.total(), list[str]()
-    for letter, count in sorted(letters.items(), key=lambda found: (-found[1], found[0])):
-        behind = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{letter}"))
-        pieces = [letter] if len(behind) > 1 else [letter, f"##{letter}"]
+    for letter, count in sorted(letters.items(), key=lambda item: (-item[1], item[0])):
+        words = tokenizer.pre_tokenizer.pre_tokenize_str(tokenizer.normalizer.normalize_str(f"a{letter}"))
+        pieces = [letter] if len(words) > 1 else [letter, f"##{letter}"]
         if needed <= 0 or len(common) + len(pieces) > limit:
             break
         common += pieces
@@ -125,7 +125,7 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
     return sorted(common)
 
 
-def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
+def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBase:
     """Read a tokenizer from a folder that ``save_pretrained`` wrote, or from the Hub.
 
     Raises:
@@ -134,29 +134,31 @@ def read_tokenizer(place: str | Path, field: str) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
     try:
-        check_regular_in(field, place)
-        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(place, trust_remote_code=False)
-        found("text")  # some entries of its files are first looked at here
+        check_regular_in(field, path_or_id)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path_or_id, trust_remote_code=False)
+        tokenizer("text")  # some entries of its files are first read here
         for name in ("is_local", "local_files_only"):  # how it was read, which save_pretrained would write
-            found.init_kwargs.pop(name, None)
+            tokenizer.init_kwargs.pop(name, None)
     except InputError:
         raise
     except Exception as error:
-        # For a missing or broken file the libraries raise all kinds of errors, even a plain Exception.
+        # For a missing or broken file, the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        raise InputError(field, f"no tokenizer can be read from {shown(str(place), LONGEST_NAME)} ({reason})") from None
-    return found
+        raise InputError(
+            field, f"no tokenizer can be read from {short_repr(str(path_or_id), MAX_NAME)} ({reason})"
+        ) from None
+    return tokenizer
 
 
 def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     """Load a tokenizer to pretrain with, from a folder.
 
     Raises:
-        InputError: if there is none, or it lacks a special token that pretraining needs.
+        InputError: if the folder has no tokenizer, or the tokenizer lacks a special token that pretraining needs.
     """
     if not path.is_dir():
-        got = shown(str(path), LONGEST_NAME)
-        raise InputError("tokenizer", f"expected the folder of a saved tokenizer, got {got}")
+        name = short_repr(str(path), MAX_NAME)
+        raise InputError("tokenizer", f"expected the folder of a saved tokenizer, got {name}")
     tokenizer: Any = read_tokenizer(path, "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
@@ -166,41 +168,43 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     for role, name in zip(ROLES, SPECIAL_TOKENS, strict=True):
         if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
             raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({name} in BERT)")
-    found: PreTrainedTokenizerFast = tokenizer
-    return found
+    fast: PreTrainedTokenizerFast = tokenizer
+    return fast
 
 
-def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, what: str) -> None:
+def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
     """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
 
     Args:
         tokenizer: the tokenizer.
         counts: (tokens,), how often each token occurs in the text.
-        what: the name of the text in the error.
+        text_name: the text's name in the error.
 
     Raises:
         InputError: for ``data``, with the share of unknown tokens.
     """
     special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
     total = int(counts.sum())
-    if sum(special.values()) >= MAX_SPECIAL * total:
+    if sum(special.values()) >= MAX_SPECIAL_SHARE * total:
         share = special.get(tokenizer.unk_token_id, 0) / max(1, total)
-        problem = f"too little to predict in {what}: {share:.1%} of its tokens are {tokenizer.unk_token or 'unknown'}"
-        raise InputError("data", f"{problem} (words of rare letters, or text without spaces); give other text")
+        problem = (
+            f"too little to predict in {text_name}: {share:.1%} of its tokens are {tokenizer.unk_token or 'unknown'}"
+        )
+        raise InputError("data", f"{problem} (rare letters, or text without spaces); use other text")
 
 
-def vocabulary_of(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
-    """Return the token ids that windows need; ``field`` is the argument that an error names.
+def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
+    """Return a tokenizer's ids that windows need; ``field`` is the argument that an error names.
 
     Raises:
         InputError: if the tokenizer has fewer than 2 tokens that are not special.
     """
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
-    others = len(ids) - len(special)
-    if others < 2:
-        told = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}, got {others}"
-        raise InputError(field, told)
+    num_ordinary = len(ids) - len(special)
+    if num_ordinary < 2:
+        expected = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}"
+        raise InputError(field, f"{expected}, got {num_ordinary}")
     return Vocabulary(
         max(ids) + 1,
         tokenizer.pad_token_id,

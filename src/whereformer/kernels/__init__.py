@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
-from . import blockwise, native, reference, sdpa, varlen
-from .call import CallOptions, SequenceOptions, make_call, shows_options
-from .choose import BACKENDS, Choice, choose, explain_choice
+from . import reference, sdpa, varlen
+from .backend_choice import OPERATORS, BackendChoice, choose_backend, explain_choice
+from .bounded_cache import remember
+from .call import Call
 from .dropout import draw_seed
-from .fields import Call, LogSums
-from .kinds import FirstCall, attend_again, kind_of
-from .memory import remember
+from .make_call import CallOptions, SequenceOptions, make_call, show_options
+from .plan_cache import StepRecorder, attend_from_cache, make_signature
 from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
@@ -30,13 +30,12 @@ from .terms import (
     PositionsLike,
     Term,
 )
-from .triton import launch as triton
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Integer
 
 __all__ = [
-    "Choice",
+    "BackendChoice",
     "DenseBias",
     "DistanceDecay",
     "FactorPair",
@@ -81,7 +80,7 @@ def attention(
 ) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
 
 
-@shows_options(make_call)
+@show_options(CallOptions)
 def attention(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
@@ -97,54 +96,56 @@ def attention(
 ):
     """Multi-head softmax attention with position terms.
 
-    ``score_ij = scale * <query_i, key_j>`` plus what the terms add, ``out_i = sum_j softmax(score)_ij value_j``
-    plus what :class:`OffsetValues` terms add.
+    ``score_ij = scale * <query_i, key_j>`` plus the scores of the terms, and
+    ``out_i = sum_j softmax(score)_ij value_j`` plus the vectors of :class:`OffsetValues` terms.
 
     Args:
         query: (batch, heads, n_q, head_dim), or None together with ``key`` for attention without content scores; n_q is
-            then that of ``query_positions``, or n_k. Query, key and value have one dtype; autocast casts those that
-            differ.
-        key: (batch, key heads, n_k, head_dim). Keys and values may have fewer heads than queries if they divide their
-            number: each then serves as many neighboring query heads ("grouped" heads), without a copy for each.
+            then the length of ``query_positions``, or n_k. Query, key and value have one dtype; autocast casts tensors
+            whose dtypes differ.
+        key: (batch, key heads, n_k, head_dim). Keys and values may have fewer heads than queries if their number
+            divides the number of query heads: neighboring query heads then share a key head ("grouped" heads), without
+            a copy for each.
         value: (batch, key heads, n_k, value_dim).
-        terms: what position adds; see :class:`OffsetBias` and its neighbors.
+        terms: the position terms; see :class:`OffsetBias` and the classes after it.
         key_mask: (batch, n_k) bool, True = may be attended.
         causal: allow only keys whose position is at most the query's.
-        window: allow only keys whose position is at most so many before or after the query's: a whole number for both
-            sides, or a pair (before, after), where None is no limit. Time falls with the window, unless positions are
+        window: allow only keys whose position is at most this far before or after the query's: an integer for both
+            sides, or a pair (before, after), where None sets no limit. Time falls with the window, unless positions are
             tensors without a regular step (on a GPU, any tensors).
         scale: the finite factor on query . key, and on products of either with the vectors of :class:`OffsetKeys` and
-            :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query refuse it, as
-            they refuse ``softcap``.
-        softcap: the number, from 1e-30 to 1e30, that bounds what ``query . key`` contributes: scaled, it becomes
-            ``softcap * tanh(. / softcap)`` before terms add to it (Gemma 2).
+            :class:`OffsetQueries` without factors; ``head_dim ** -0.5`` by default. Calls without a query have neither
+            ``scale`` nor ``softcap``.
+        softcap: the bound of ``scale * <query, key>``, from 1e-30 to 1e30: it becomes ``softcap * tanh(. / softcap)``
+            before terms add to it (Gemma 2).
         sinks: (heads,), a logit per head that takes part in the softmax but has no value, so that a query may attend
             to nothing (GPT-OSS's learned sinks); or (batch, heads, n_q), one for each query (Inkling 2). They must be
             finite, which is not checked.
         dropout_p: probability of dropping an attention weight; ``torch.manual_seed`` decides which.
-        query_positions: ``Positions``, or whole or fractional positions of shape (n_q,) or (1 or batch, n_q). By
+        query_positions: ``Positions``, or integer or fractional positions of shape (n_q,) or (1 or batch, n_q). By
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
             Fractional positions must be finite. This is checked on the CPU only; elsewhere a NaN comes neither before
-            nor after any position. Whole ones must lie between -(2 ** 62) and 2 ** 62, which is not checked. Positions
+            nor after any position. Integers must lie between -(2 ** 62) and 2 ** 62, which is not checked. Positions
             have no gradient (None, with every backend): here they only decide which pairs may attend.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
-            of its own document.
-        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included. Attention to
-            several sets of keys merges by it: the outputs have the weights ``softmax(lses)``.
-        backend: the implementation to use. A backend that cannot take the call raises an error and is never replaced.
+            of the same document.
+        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included. It merges
+            attention to several sets of keys: their outputs have the weights ``softmax(lses)``.
+        backend: the implementation to use. A backend that does not support the call raises an error and is never
+            replaced.
 
-            - "reference": writes everything out in (n_q, n_k) memory. It defines what is correct, and is twice
+            - "reference": writes everything out in (n_q, n_k) memory. It defines the correct result, and is twice
               differentiable.
             - "blockwise": the reference for some queries at a time in plain PyTorch, O(n) memory forward and backward,
               any device. It is simple rather than fast.
             - "native": the compiled kernel for the CPU, O(n) memory. Installing the package compiles it, if there is a
-              compiler. It takes neither float16 nor causality and windows at fractional positions.
+              compiler. It supports neither float16 nor causality and windows at fractional positions.
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
-            - "auto": "native" on the CPU, "triton" on a GPU, where they take a call, else "blockwise". Calls without
-              terms go to torch's ``scaled_dot_product_attention`` on a GPU, where "native" cannot take them, for a few
-              queries in float32, in compiled and exported programs, transforms and subclasses of tensors, and where
-              autocast casts the inputs. :func:`explain` tells which backend a call gets, and why.
+            - "auto": "native" on the CPU, "triton" on a GPU, where they support a call, else "blockwise". Calls without
+              terms go to torch's ``scaled_dot_product_attention`` ("sdpa") on a GPU, where "native" does not support
+              them, in compiled programs, transforms and subclasses of tensors, and where autocast casts the inputs.
+              Exported programs have the "reference". :func:`explain` says which backend a call gets, and why.
 
             "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
             "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
@@ -158,23 +159,22 @@ def attention(
         attend to anything.
 
     Raises:
-        TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
-            takes.
+        TypeError, ValueError: for wrong input; the message names the argument, its value and the accepted values.
     """
     arguments = query, key, value, return_lse, backend, *options.values()
-    kind = kind_of(arguments, terms, tuple(options))
-    results = None if kind is None else attend_again(kind)
+    signature = make_signature(arguments, terms, tuple(options))
+    results = None if signature is None else attend_from_cache(signature)
     if results is None:
         _check_names("attention", options)
-        first = None if kind is None else FirstCall(kind)
-        call = make_call(query, key, value, terms, first, return_lse=return_lse, **options)
-        output, lse = _run(call, options.get("sinks"), backend, first)
+        recorder = None if signature is None else StepRecorder(signature)
+        call = make_call(query, key, value, terms, recorder, return_lse=return_lse, **options)
+        output, lse = _run(call, options.get("sinks"), backend, recorder)
     else:
-        output, lse = _finished(*results, options.get("sinks"))
+        output, lse = add_sinks(*results, options.get("sinks"))
     return (output, lse) if return_lse and lse is not None else output
 
 
-@shows_options(attention, without=("key_mask", "query_documents", "key_documents"))
+@show_options(SequenceOptions)
 def attention_varlen(
     query: Float[Tensor, "total_q heads head_dim"] | None,
     key: Float[Tensor, "total_k key_heads head_dim"] | None,
@@ -194,18 +194,18 @@ def attention_varlen(
             without content scores, and total_q is then total_k.
         key: (total_k, key heads, head_dim). As in :func:`attention`, key heads may be fewer than heads.
         value: (total_k, key heads, value_dim).
-        terms: what position adds; offsets count within each sequence. Factors, levels and dense scores have a batch of
+        terms: the position terms; offsets count within each sequence. Factors, levels and dense scores have a batch of
             1 and rows for all total_q queries and total_k keys.
-        cu_seqlens_q: (number of sequences + 1,) whole numbers, on the value's device: sequence s has the queries from
+        cu_seqlens_q: (number of sequences + 1,) integers, on the value's device: sequence s has the queries from
             ``cu_seqlens_q[s]`` up to, but without, ``cu_seqlens_q[s + 1]``. Sequences may be empty. The numbers are
-            checked on the CPU only; elsewhere wrong ones give wrong results.
+            checked on the CPU only; elsewhere wrong numbers give wrong results.
         cu_seqlens_k: the same for keys and values; ``cu_seqlens_q`` by default.
         return_lse: return the log of each row's sum of exponentials of scores too.
         backend: as in :func:`attention`.
         options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
             ``key_documents``, which have no meaning here. Sinks for each query are (total_q, heads). Positions are
-            tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default those of keys begin
-            at 0 in each sequence, and the last query has the position of the last key, as in ``flash_attn`` from
+            tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default, positions of keys
+            begin at 0 in each sequence, and the last query has the position of the last key, as in ``flash_attn`` from
             version 2.1 on.
 
     Returns:
@@ -213,51 +213,39 @@ def attention_varlen(
         With ``return_lse`` a pair: this, and (total_q, heads) in float32 or wider.
 
     Raises:
-        TypeError, ValueError: for input that does not fit; the message names the argument, what it got and what it
-            takes.
+        TypeError, ValueError: for wrong input; the message names the argument, its value and the accepted values.
     """
     _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
-    query, key, value, terms, documents = varlen.as_documents(
+    query, key, value, terms, packed_options = varlen.pack_sequences(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
     )
-    documents |= {"return_lse": return_lse, "backend": backend}
-    results: Any = attention(query, key, value, terms, **documents)
-    return tuple(map(varlen.as_rows, results)) if isinstance(results, tuple) else varlen.as_rows(results)
+    packed_options |= {"return_lse": return_lse, "backend": backend}
+    results: Any = attention(query, key, value, terms, **packed_options)
+    return tuple(map(varlen.unpack_output, results)) if isinstance(results, tuple) else varlen.unpack_output(results)
 
 
-def _run(call: Call, sinks: Tensor | None, backend: str, first: FirstCall | None) -> tuple[Tensor, Tensor | None]:
-    """Compute a call by the backend that is asked for, and its log-sum-exp if the call wants it.
+def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder | None) -> tuple[Tensor, Tensor | None]:
+    """Compute a call by the requested backend; return the output, and the log-sum-exp if the call needs it.
 
-    It is remembered if it is the ``first`` of a kind.
+    The ``recorder`` of a first call caches its plan.
     """
-    _check_backend(backend)
-    chosen = choose(call, backend)
-    if chosen == "fused":
-        if first is not None:
-            first.remember(sdpa.Fused(call), [each for each in call.arguments() if isinstance(each, Tensor)])
+    chosen = choose_backend(call, backend)
+    if chosen == "sdpa":
+        if recorder is not None:
+            recorder.cache_plan(sdpa.SdpaPlan(call), [value for value in call.arguments() if isinstance(value, Tensor)])
         return sdpa.attend(call), None
     if call.dropout_p:
-        with first or nullcontext():
+        with recorder or nullcontext():
             call = replace(call, seed=draw_seed(call.value.device))
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
-        return output, None if lse is None else lse.sum(0)
-    output, lse = _OPERATORS[chosen].attend(call, first)
-    return _finished(output, lse, sinks)
+        return add_sinks(output, lse, None)
+    output, lse = OPERATORS[chosen].attend(call, recorder)
+    return add_sinks(output, lse, sinks)
 
 
-def _finished(output: Tensor, lse: LogSums | None, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Return a backend's output and log-sum-exp, after adding sinks."""
-    if sinks is not None and lse is not None:
-        output, lse = add_sinks(output, lse, sinks)
-    return output, None if lse is None else lse.sum(0)
-
-
-_OPERATORS = {"blockwise": blockwise.operators, "native": native.operators, "triton": triton.operators}
-
-
-@shows_options(attention)
+@show_options(CallOptions)
 def explain(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
@@ -267,32 +255,26 @@ def explain(
     return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[CallOptions],
-) -> Choice:
-    """Tell which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
+) -> BackendChoice:
+    """Return which backend :func:`attention` would use for a call, and why; ``options`` are its keyword arguments.
 
     >>> print(whereformer.explain(query, key, value, [whereformer.OffsetBias(table, first)]))
     native: on the CPU the compiled kernel is fastest, in O(n) memory
     """
     _check_names("explain", options)
-    _check_backend(backend)
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
 def _check_names(
     function: str, options: Mapping[str, Any], known: Collection[str] = CallOptions.__optional_keys__
 ) -> None:
-    """Raise for the name of an option that a function does not have, in its own name."""
+    """Raise a TypeError for an option that a function does not have. The message names the function."""
     for name in options:
         if name not in known:
             raise TypeError(f"{name}: {function} has no such argument")
 
 
-def _check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend: expected one of {', '.join(BACKENDS)}, got {backend!r}")
-
-
-@shows_options(attention, without=("return_lse", "backend"))
+@show_options(CallOptions)
 def attention_weights(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
     key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
@@ -316,7 +298,7 @@ def attention_and_weights(
 ) -> tuple[Tensor, Tensor]:
     """Return the output of attention by the reference, and the weights before dropout that it is computed from.
 
-    So the weights have gradients: those of a loss with respect to attention, as methods that explain predictions need.
+    So a loss has gradients with respect to the weights, which methods that explain predictions need.
     """
     call = make_call(query, key, value, terms, **options)
     if call.dropout_p:

@@ -1,425 +1,308 @@
-"""All checks of a call's input, and how its arguments become the fields of a ``Call``."""
+"""``Call``: a checked call with merged terms. It is all that a backend gets, and only this module names its fields.
 
-from __future__ import annotations
+The operators' schemas, the names of inputs with gradients, the selection of some queries and keys, and the order of the
+compiled kernel's struct follow from these fields. Pair (i, j) of a query and a key at ``offset = key position - query
+position`` has the score::
 
-import inspect
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from numbers import Real
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar, get_args
+    score_ij = cap(scale * <query_i, key_j>) + bias[offset] + <scale * query_i, key_table[offset]>
+               + <scale * key_j, query_table[offset]> + <query_factors_i, key_factors_j>
+               - sum |query_levels_i - key_levels_j| + dense_ij
+
+and row i has the output ``sum_j weight_ij * (value_j + value_table[offset])``. The weights are the softmax of the
+scores of all allowed pairs. If a call has ``key_table_factors``, they replace ``scale * query`` next to ``key_table``;
+``query_table_factors`` likewise replace ``scale * key`` next to ``query_table``.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, get_type_hints
 
 import torch
 from torch import Tensor
 
-from .fields import TERMS, Call
-from .kinds import FirstCall
-from .merge import merge
-from .precision import as_autocast, without_autocast
-from .terms import (
-    TABLES,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
-    Positions,
-    PositionsLike,
-    Term,
-    allowed_span,
-    as_int,
-    diagonal_of,
-    offset_range,
-    offset_step,
-    right_aligned,
-)
-from .tracing import are_numbers, can_look, holds
+from .dropout import row_seeds
+from .terms import Positions, PositionsLike, offsets_between, position_values
 
-if TYPE_CHECKING:
-    from jaxtyping import Bool, Float, Integer
+LogSums: TypeAlias = Tensor
+"""(2, ...): the largest score of each row, and the log of its sum of exponentials after that is subtracted.
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-Window: TypeAlias = int | tuple[int | None, int | None] | None
-"""How far before and after its own position a query attends: one number for both sides, or one each; None: any."""
-
-FARTHEST = 2**62
-"""Positions are below this number, so offsets are below twice this number."""
-MOST_DROPOUT = 0.999999
-MOST_SOFTCAP = 1e30
-"""Soft caps beyond it, or below one divided by it, leave float32's range when they are multiplied."""
+With a bias of 1e9, one float32 could not hold how many keys share a row's attention. A row that may not attend to
+anything has -inf and 0. Only the second entry has a gradient: the gradient of the log-sum-exp, the sum of both.
+"""
 
 
-class SequenceOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` that :func:`whereformer.attention_varlen` takes too."""
-
-    causal: bool
-    window: Window
-    scale: float | None
-    softcap: float | None
-    sinks: Tensor | None
-    dropout_p: float
-    query_positions: PositionsLike | None
-    key_positions: PositionsLike | None
-
-
-class CallOptions(SequenceOptions, total=False):
-    """The keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``: they define what is
-    computed."""
-
-    key_mask: Tensor | None
-    query_documents: Tensor | None
-    key_documents: Tensor | None
-
-
-_NO_TERMS: dict[str, Any] = {**dict.fromkeys(TERMS), "first": [0, 0, 0, 0]}
-
-
-def make_call(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
-    terms: Sequence[Term] = (),
-    first: FirstCall | None = None,
-    *,
-    return_lse: bool = False,
-    key_mask: Bool[Tensor, "batch n_k"] | None = None,
-    causal: bool = False,
-    window: Window = None,
-    scale: float | None = None,
-    softcap: float | None = None,
-    sinks: Float[Tensor, "heads"] | Float[Tensor, "batch heads n_q"] | None = None,
-    dropout_p: float = 0.0,
-    query_positions: PositionsLike | None = None,
-    key_positions: PositionsLike | None = None,
-    query_documents: Integer[Tensor, "batch n_q"] | None = None,
-    key_documents: Integer[Tensor, "batch n_k"] | None = None,
-) -> Call:
-    """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
-
-    The call has neither sinks, which are added to its result, nor the seed of dropout. It wants ``LogSums`` if there
-    are sinks.
+class TensorSpec(NamedTuple):
+    """The axes and the dtype of a tensor.
 
     Args:
-        first: what writes down how tensors are cast and merged, for later calls; None: nothing does.
-
-    Raises:
-        TypeError: for a wrong type or dtype; the message names the argument.
-        ValueError: for a wrong shape or value; the message names the argument.
+        axes: the names of its axes; "items" is 1 or batch, and "table_heads" 1 or heads.
+        dtype: "value" for the value's dtype, "score" for the dtype of scores and sums, "float" for any
+            floating-point dtype, "integer" for any integer dtype, "number" for either, or "bool".
+        gradient: whether the tensor has a gradient.
     """
-    for name, flag in (("return_lse", return_lse), ("causal", causal)):
-        if not isinstance(flag, bool):
-            raise TypeError(f"{name}: expected True or False, got {flag!r}")
-    check_tensor("value", value, FLOATING, dict.fromkeys(("batch", "heads", "n_k", "head_dim")))
-    batch, heads, n_k, value_dim = value.shape
-    if (query is None) != (key is None):
-        raise ValueError("query and key: give both, or neither for attention without content scores")
-    terms = check_terms(terms)
-    if query is not None and key is not None:
-        query, key, value = _check_content(query, key, value, first)
-        _, heads, n_q, head_dim = query.shape
-    else:
-        n_q, head_dim = _length_without_content(terms, scale, softcap, query_positions, n_k), value_dim
-    device = value.device
-    for term in terms:
-        check_term(term, batch, heads, n_q, n_k, value_dim if isinstance(term, OffsetValues) else head_dim, device)
-    if key_mask is not None:
-        check_tensor("key_mask", key_mask, BOOL, {"batch": batch, "n_k": n_k}, device=device)
-    sides = _check_window(window)
-    if softcap is not None:
-        softcap = _check_number("softcap", softcap, 1 / MOST_SOFTCAP, MOST_SOFTCAP)
-    dropout_p = _check_number("dropout_p", dropout_p, 0.0, MOST_DROPOUT)
-    by_default = right_aligned(n_q, n_k)
-    with first or nullcontext():  # which may read numbers
-        queries = _check_positions("query_positions", query_positions, by_default[0], batch, terms)
-        keys = _check_positions("key_positions", key_positions, by_default[1], batch, terms)
-    _check_documents(query_documents, key_documents, batch, n_q, n_k, device)
-    if sinks is not None:
-        of_query = {"batch": batch, "heads": heads, "n_q": n_q}
-        check_tensor("sinks", sinks, FLOATING, {"heads": heads}, of_query, device=device)
-    scale = _check_scale(scale, head_dim, value.dtype)
-    low, high = _offset_limits(causal, sides, queries, keys)
-    merged = _NO_TERMS
-    if len(terms) > 0:
-        with without_autocast(value.device), first or nullcontext():
-            terms, queries, keys, step = _without_steps(terms, queries, keys)
-            low, high = None if low is None else -(-low // step), None if high is None else high // step
-            merged = merge(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
-    return Call(
-        query=query,
-        key=key,
-        value=value,
-        **merged,
-        key_mask=key_mask,
-        query_positions=None if isinstance(queries, Positions) else queries,
-        key_positions=None if isinstance(keys, Positions) else keys,
-        query_documents=query_documents,
-        key_documents=key_documents,
-        seed=None,
-        n_q=n_q,
-        affine=[n for at in (queries, keys) for n in ((at.start, at.stride) if isinstance(at, Positions) else (0, 1))],
-        min_offset=low,
-        max_offset=high,
-        scale=scale,
-        softcap=softcap,
-        dropout_p=dropout_p,
-        wants_lse=return_lse or sinks is not None,
-    )
+
+    axes: str
+    dtype: str
+    gradient: bool = False
 
 
-def _length_without_content(terms: tuple[Term, ...], scale: Any, softcap: Any, positions: Any, n_k: int) -> int:
-    """Raise for what a call without a query cannot have, and return n_q: that of positions, else n_k."""
-    for term in terms:
-        for kind, met in ((OffsetKeys, "query"), (OffsetQueries, "key")):
-            if isinstance(term, kind) and getattr(term, f"{met}_factors") is None:
-                raise ValueError(f"{kind.__name__}: needs a {met}, got {met}=None")
-    for name, number in (("scale", scale), ("softcap", softcap)):
-        if number is not None:
-            raise ValueError(f"{name}: needs a query, got query=None")
-    if isinstance(positions, Tensor) and positions.dim():
-        return positions.shape[-1]
-    return positions.length if isinstance(positions, Positions) else n_k
+class ForwardState(NamedTuple):
+    """The output of a forward, and all else that it saves for its backward.
 
+    Args:
+        output: (batch, heads, n_q, value_dim).
+        buffer: one allocation for the other two, in the dtype of scores.
+        row_stats: (num_stats, batch, heads, n_q), the numbers that the backend saves of each row; a view of ``buffer``.
+        rounding_error: (batch, heads, n_q, value_dim), the difference that rounding to its dtype made in the
+            output, in the same dtype; a view of ``buffer``. If None, it does not matter.
+    """
 
-def _check_content(query: Tensor, key: Tensor, value: Tensor, first: FirstCall | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return query, key and value in one dtype."""
-    batch, heads, n_k, _ = value.shape
-    check_tensor("query", query, FLOATING, {"batch": batch, "heads": None, "n_q": None, "head_dim": None})
-    sizes: dict[str, Size] = {"batch": batch, "heads": heads, "n_k": n_k, "head_dim": query.shape[3]}
-    check_tensor("key", key, FLOATING, sizes, device=value.device)
-    if not query.dtype == key.dtype == value.dtype:
-        with first or nullcontext():
-            query, key, value = as_autocast(query, key, value)
-    for name, tensor in (("query", query), ("key", key)):
-        if tensor.dtype != value.dtype:
-            raise TypeError(f"{name}: expected the value's dtype {value.dtype}, got {tensor.dtype}")
-        if tensor.device != value.device:
-            raise ValueError(f"{name}: expected the value's device {value.device}, got {tensor.device}")
-    if query.shape[1] != heads and (heads == 0 or query.shape[1] == 0 or query.shape[1] % heads):
-        raise ValueError(f"query: expected the value's {heads} heads or a multiple, got {query.shape[1]}")
-    return query, key, value
+    output: Tensor
+    buffer: Tensor
+    row_stats: Tensor
+    rounding_error: Tensor | None
 
-
-def shows_options(shown: Callable[..., Any], without: Collection[str] = ()) -> Callable[[Function], Function]:
-    """Let a function show, in place of ``**options``, the keyword arguments of another that it passes on."""
-
-    def decorate(function: Function) -> Function:
-        signature = inspect.signature(function)
-        own = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-        more = [
-            each
-            for each in inspect.signature(shown).parameters.values()
-            if each.kind is inspect.Parameter.KEYWORD_ONLY and each.name not in {*signature.parameters, *without}
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
-        return function
-
-    return decorate
-
-
-def _check_documents(
-    query_documents: Any, key_documents: Any, batch: int, n_q: int, n_k: int, device: torch.device
-) -> None:
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None:
-        check_tensor("query_documents", query_documents, WHOLE, {"batch": batch, "n_q": n_q}, device=device)
-        check_tensor("key_documents", key_documents, WHOLE, {"batch": batch, "n_k": n_k}, device=device)
-
-
-def _check_number(name: str, number: Any, least: float, most: float) -> Any:
-    """Return a number as a float if it is between two others; symbols of a compiled program stay symbols."""
-    kinds: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
-    if isinstance(number, bool) or not isinstance(number, kinds):
-        raise TypeError(f"{name}: expected a number, got {type(number).__name__}")
-    if not (torch.compiler.is_compiling() or least <= number <= most):
-        raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {number}")
-    return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
-
-
-def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> Any:
-    if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0
-    most = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    return _check_number("scale", scale, -most, most)
-
-
-def _check_window(window: Any) -> tuple[int | None, int | None]:
-    """Return how far a query attends before and after its position."""
-    if window is None:
-        return None, None
-    sides = window if isinstance(window, tuple | list) else (window, window)
-    numbers = [as_int(side) for side in sides]
-    fit = [side is None or (number is not None and number >= 0) for side, number in zip(sides, numbers, strict=True)]
-    if len(sides) != 2 or not all(fit):
-        raise ValueError(
-            "window: expected a whole number of at least 0, or two (before, after), where None is no limit, "
-            f"got {window!r}"
+    def select(self, rows: range) -> Self:
+        """Return the state of some queries."""
+        index, error = slice(rows.start, rows.stop), self.rounding_error
+        return self._replace(
+            output=self.output[:, :, index],
+            row_stats=self.row_stats[..., index],
+            rounding_error=None if error is None else error[:, :, index],
         )
-    # Larger numbers, which an int64 may not hold, forbid no offset.
-    before, after = (None if isinstance(number, int) and number >= 2 * FARTHEST - 1 else number for number in numbers)
-    return before, after
 
 
-def _offset_limits(
-    causal: bool, window: tuple[int | None, int | None], queries: PositionsLike, keys: PositionsLike
-) -> tuple[int | None, int | None]:
-    """Return the smallest and the largest offset that causality and the window allow; None where that is any that
-    occurs, as far as one can tell without reading explicit positions."""
-    before, after = window
-    if causal:
-        diagonal, n_k = diagonal_of(queries, keys), keys.length if isinstance(keys, Positions) else keys.shape[-1]
-        after = 0 if diagonal is None or not holds(diagonal >= n_k - 1) else None
-    span = None if before is None and after is None else offset_range(queries, keys)
-    if span is not None and are_numbers(*span):
-        before = None if before is None or before >= -span[0] else before
-        after = None if after is None or after >= span[1] else after
-    return None if before is None else -before, after
+@dataclass(frozen=True)
+class Call:
+    """A checked call with at most one term of each kind, in the order of the operators' arguments.
+
+    Args:
+        query, key, value: as in :func:`whereformer.attention`.
+        bias, key_table, query_table, value_table: the tables of an ``OffsetBias``, ``OffsetKeys``, ``OffsetQueries``
+            and ``OffsetValues``. ``bias`` and ``dense`` are in natural units, not scaled.
+        key_table_factors: the rows that ``key_table`` is multiplied with, not scaled. If None, the scaled query is.
+        query_table_factors: the rows that ``query_table`` is multiplied with, not scaled. If None, the scaled key is.
+        query_factors, key_factors: the factors of ``FactorPair`` terms, side by side.
+        query_levels, key_levels: the levels of ``DistanceDecay`` terms, one column per term.
+        dense: the scores of a ``DenseBias``.
+        query_positions, key_positions: explicit positions, without the axis of items if all items share them. If None,
+            positions are affine.
+        seed: the seed of dropout; None without dropout, and for torch's own attention.
+        first: the offsets of the first columns of ``bias``, ``key_table``, ``query_table`` and ``value_table``.
+        affine: start and stride of the queries' positions, then of the keys'; unused for explicit positions.
+        min_offset, max_offset: the offsets that causality and the window allow; None if no offset exceeds the limit.
+        softcap: the cap on ``scale * <query, key>``; None without a cap.
+        wants_lse: whether the caller needs ``LogSums``.
+    """
+
+    query: Annotated[Tensor | None, TensorSpec("batch heads n_q head_dim", "value", gradient=True)]
+    key: Annotated[Tensor | None, TensorSpec("batch key_heads n_k head_dim", "value", gradient=True)]
+    value: Annotated[Tensor, TensorSpec("batch key_heads n_k value_dim", "value", gradient=True)]
+    bias: Annotated[Tensor | None, TensorSpec("heads T_bias", "score", gradient=True)]
+    key_table: Annotated[Tensor | None, TensorSpec("table_heads T_key key_width", "score", gradient=True)]
+    query_table: Annotated[Tensor | None, TensorSpec("table_heads T_query query_width", "score", gradient=True)]
+    value_table: Annotated[Tensor | None, TensorSpec("table_heads T_value value_dim", "score", gradient=True)]
+    key_table_factors: Annotated[Tensor | None, TensorSpec("items heads n_q key_width", "score", gradient=True)]
+    query_table_factors: Annotated[Tensor | None, TensorSpec("items heads n_k query_width", "score", gradient=True)]
+    query_factors: Annotated[Tensor | None, TensorSpec("items heads n_q rank", "float", gradient=True)]
+    key_factors: Annotated[Tensor | None, TensorSpec("items heads n_k rank", "float", gradient=True)]
+    query_levels: Annotated[Tensor | None, TensorSpec("items heads n_q levels", "score", gradient=True)]
+    key_levels: Annotated[Tensor | None, TensorSpec("items heads n_k levels", "score", gradient=True)]
+    dense: Annotated[Tensor | None, TensorSpec("items heads n_q n_k", "float", gradient=True)]
+    key_mask: Annotated[Tensor | None, TensorSpec("batch n_k", "bool")]
+    query_positions: Annotated[Tensor | None, TensorSpec("items n_q", "number")]
+    key_positions: Annotated[Tensor | None, TensorSpec("items n_k", "number")]
+    query_documents: Annotated[Tensor | None, TensorSpec("batch n_q", "integer")]
+    key_documents: Annotated[Tensor | None, TensorSpec("batch n_k", "integer")]
+    seed: Annotated[Tensor | None, TensorSpec("", "integer")]
+    n_q: int
+    first: Sequence[int]
+    affine: Sequence[int]
+    min_offset: int | None
+    max_offset: int | None
+    scale: float
+    softcap: float | None
+    dropout_p: float
+    wants_lse: bool
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the fields in their order."""
+        return tuple([getattr(self, name) for name in _NAMES])
+
+    @property
+    def n_k(self) -> int:
+        return self.value.shape[2]
+
+    @property
+    def heads(self) -> int:
+        """The number of query heads. The number of key heads divides it."""
+        return self.value.shape[1] if self.query is None else self.query.shape[1]
+
+    @property
+    def group_size(self) -> int:
+        """The number of query heads that share one head of keys and values."""
+        return 1 if self.query is None else self.query.shape[1] // max(self.value.shape[1], 1)
+
+    @property
+    def score_dtype(self) -> torch.dtype:
+        """The dtype of scores and sums."""
+        return torch.promote_types(self.value.dtype, torch.float32)
+
+    @property
+    def tables(self) -> tuple[Tensor | None, ...]:
+        """The tables over offsets, in the order of ``first``."""
+        return tuple([getattr(self, name) for name in TABLES])
+
+    @property
+    def limits_offsets(self) -> bool:
+        """Whether causality or the window may forbid a pair."""
+        return self.min_offset is not None or self.max_offset is not None
+
+    def positions(self) -> tuple[PositionsLike, PositionsLike]:
+        """Return the positions of queries and of keys."""
+        query_start, query_stride, key_start, key_stride = self.affine
+        query, key = self.query_positions, self.key_positions
+        return (
+            Positions(query_start, query_stride, self.n_q) if query is None else query,
+            Positions(key_start, key_stride, self.n_k) if key is None else key,
+        )
+
+    def offsets(self) -> Tensor:
+        """Return the offsets of all pairs, (1 or batch, n_q, n_k)."""
+        offsets = offsets_between(*(position_values(positions, self.value.device) for positions in self.positions()))
+        return offsets if offsets.dim() == 3 else offsets.unsqueeze(0)
+
+    def allowed_pairs(self) -> Tensor | None:
+        """Return which pairs may attend, bool and broadcastable to (batch, heads, n_q, n_k); None if all may."""
+        masks = [] if self.key_mask is None else [self.key_mask[:, None, None, :]]
+        if self.limits_offsets:
+            offsets = self.offsets().unsqueeze(1)
+            if self.min_offset is not None:
+                masks.append(offsets >= self.min_offset)
+            if self.max_offset is not None:
+                masks.append(offsets <= self.max_offset)
+        if self.query_documents is not None and self.key_documents is not None:
+            masks.append(self.query_documents[:, None, :, None] == self.key_documents[:, None, None, :])
+        return functools.reduce(operator.and_, masks) if masks else None
+
+    def dropout_seeds(self) -> Tensor | None:
+        """Return the dropout seed of every row of scores, (batch, heads, n_q)."""
+        return None if self.seed is None else row_seeds(self.seed, self.value.shape[0], self.heads, self.n_q)
+
+    def select(self, rows: range, keys: range | None = None) -> Self:
+        """Return the call of some queries and some keys (None: all keys). Its seed is still the seed of all rows."""
+        changes: dict[str, Any] = {"n_q": len(rows)}
+        for name in AXES:
+            if (tensor := getattr(self, name)) is not None:
+                changes[name] = select_input(name, tensor, rows, keys)
+        start, stride, key_start, key_stride = self.affine
+        if keys is not None:
+            key_start += keys.start * key_stride
+        return replace(self, **changes, affine=[start + rows.start * stride, stride, key_start, key_stride])
+
+    def new_output(self) -> Tensor:
+        """Allocate the output in the layout that suits the projection after it. It is not a view, because autograd
+        forbids to change a view that a function returned in place."""
+        value, size = self.value, (self.value.shape[0], self.heads, self.n_q, self.value.shape[3])
+        return torch.empty_permuted(size, (0, 2, 1, 3), dtype=value.dtype, device=value.device)
+
+    def forward_state(self, num_stats: int, output: Tensor | None = None, buffer: Tensor | None = None) -> ForwardState:
+        """Allocate a state with ``num_stats`` numbers per row, or find its parts in an output and a buffer."""
+        value, sizes = self.value, (self.value.shape[0], self.heads, self.n_q)
+        # All keys beyond a table's end share a vector, whose gradient sums the errors of all of their weights.
+        rounds = (self.key_table is not None or self.query_table is not None) and value.dtype != self.score_dtype
+        # Kernels are compiled for parts that begin at multiples of 16 bytes. torch.Size.numel would fix the sizes of
+        # compiled programs.
+        rows, width = math.prod(sizes), value.shape[3]
+        spacing = (rows + 3) // 4 * 4
+        output = self.new_output() if output is None else output
+        if buffer is None:
+            size = num_stats * spacing + (rows * width + 1) // 2 * rounds
+            buffer = value.new_empty(size, dtype=self.score_dtype)
+        buffer = buffer.contiguous()  # a hook on saved tensors may have brought it back with other strides
+        row_stats = buffer.as_strided((num_stats, *sizes), (spacing, self.heads * self.n_q, self.n_q, 1))
+        if not rounds:
+            return ForwardState(output, buffer, row_stats, None)
+        rounding_error = buffer[num_stats * spacing :].view(value.dtype)[: rows * width].view(*sizes, width)
+        return ForwardState(output, buffer, row_stats, rounding_error)
+
+    def new_lse(self) -> Tensor:
+        """Allocate a ``LogSums``; it is empty if the caller does not need it."""
+        size = (2, self.value.shape[0], self.heads, self.n_q) if self.wants_lse else (0,)
+        return self.value.new_empty(size, dtype=self.score_dtype)
+
+    def new_gradient(self, name: str) -> Tensor:
+        """Allocate the gradient of an input. Compilers need layouts that follow only from sizes. The layout for
+        queries, keys and values suits the projections before them."""
+        tensor: Tensor = getattr(self, name)
+        if name in ("query", "key", "value"):
+            return torch.empty_permuted(tensor.shape, (0, 2, 1, 3), dtype=tensor.dtype, device=tensor.device)
+        return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _without_steps(
-    terms: tuple[Term, ...], queries: PositionsLike, keys: PositionsLike
-) -> tuple[tuple[Term, ...], PositionsLike, PositionsLike, int]:
-    """Return terms and positions in units of the tables' step, so that backends need only tables with step 1; and the
-    step."""
-    tables = [term for term in terms if isinstance(term, TABLES)]
-    steps = {term.step for term in tables if term.step != 1}
-    if not steps:
-        return terms, queries, keys, 1
-    stepped = next(term for term in tables if term.step != 1)
-    name, step = type(stepped).__name__, stepped.step
-    if len(steps) > 1:
-        raise ValueError(f"{name}.step: expected the same step in all tables, got {sorted(steps)}")
-    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
-        raise ValueError(f"{name}.step: a step of {step} needs affine positions, got explicit ones")
-    between = offset_step(queries, keys)
-    if between % step or any(term.first % step for term in tables if term.step == step):
-        raise ValueError(f"{name}.step: offsets between these positions and first are no multiples of {step}")
-    low, high = offset_range(queries, keys) or (0, 0)
-    rescaled: list[Term] = []
-    for term in terms:
-        if isinstance(term, TABLES):
-            table, first = term.table, term.first
-            if term.step == 1:
-                rows = torch.arange(low, high + 1, step, device=table.device) - first
-                table, first = table.index_select(1, rows.clamp(0, table.shape[1] - 1)), low
-            term = replace(term, table=table, first=first // step, step=1)
-        rescaled.append(term)
-    strides = [at.stride // step if at.length > 1 else 1 for at in (queries, keys)]
-    start = (keys.start - queries.start) // step
-    return (tuple(rescaled), Positions(0, strides[0], queries.length), Positions(start, strides[1], keys.length), step)
+TENSOR_SPECS: dict[str, TensorSpec] = {
+    name: kind.__metadata__[0] for name, kind in Call.__annotations__.items() if hasattr(kind, "__metadata__")
+}
+"""The tensors with their axes and dtypes."""
 
+_NAMES = tuple(field.name for field in fields(Call))
 
-Size: TypeAlias = int | tuple[int, int] | None
-"""The size of an axis: one number, either of two, or any."""
+AXES = {name: tuple(tensor.axes.split()) for name, tensor in TENSOR_SPECS.items()}
+"""The tensors with the names of their axes."""
 
-FLOATING, NUMBERS, WHOLE = "a floating-point tensor", "a tensor of numbers", "a tensor of whole numbers"
-BOOL = "a bool tensor with True = may be attended"
+GRADIENTS = tuple(name for name, tensor in TENSOR_SPECS.items() if tensor.gradient)
+"""The names of the inputs that have gradients: the first fields."""
 
-_WHOLE = torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8
-"""The dtypes of whole numbers that torch computes with."""
+TABLES = tuple(name for name, axes in AXES.items() if any(axis.startswith("T_") for axis in axes))
+"""The names of the inputs that are tables over offsets."""
 
-_IS: dict[str, Callable[[Tensor], bool]] = {
-    FLOATING: torch.is_floating_point,
-    NUMBERS: lambda tensor: tensor.is_floating_point() or tensor.dtype in _WHOLE,
-    WHOLE: lambda tensor: tensor.dtype in _WHOLE,
-    BOOL: lambda tensor: tensor.dtype == torch.bool,
+TERMS = tuple(name for name in GRADIENTS if name not in ("query", "key", "value"))
+"""The names of the inputs that terms are merged into."""
+
+_TYPES = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    int: "SymInt",
+    int | None: "SymInt?",
+    Sequence[int]: "SymInt[]",
+    float: "float",
+    float | None: "float?",
+    bool: "bool",
 }
 
+ARGUMENTS = ", ".join(f"{_TYPES[kind]} {name}" for name, kind in get_type_hints(Call).items())
+"""The fields as the arguments of an operator, in torch's schema language."""
 
-def check_tensor(
-    name: str, tensor: Any, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
-) -> None:
-    """Raise unless a tensor is of the kind, has one of the shapes, and is on the device of the call's value.
 
-    Args:
-        kind: one of those above.
-        shapes: axes with their sizes.
-        device: None for any.
+class CallTemplate:
+    """A call without its tensors. Subclasses compute calls that differ only in their tensors.
+
+    Attributes:
+        names: the names of the call's tensors, in their order.
     """
-    if not isinstance(tensor, Tensor) or not _IS[kind](tensor):
-        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise TypeError(f"{name}: expected {kind}, got {got}")
-    if tensor.is_nested:
-        raise TypeError(
-            f"{name}: expected a dense tensor, got a nested one; attention_varlen takes sequences of different lengths"
-        )
-    if not any(_fits(tensor, tuple(shape.values())) for shape in shapes):
-        wanted = " or ".join(
-            f"({', '.join(axis if size is None else f'{axis} {_words(size)}' for axis, size in shape.items())})"
-            for shape in shapes
-        )
-        raise ValueError(f"{name}: expected shape {wanted}, got {tuple(tensor.shape)}")
-    if device is not None and tensor.device != device:
-        raise ValueError(f"{name}: expected the value's device {device}, got {tensor.device}")
+
+    def __init__(self, call: Call) -> None:
+        self.names = [name for name in AXES if getattr(call, name) is not None]
+        no_tensors: dict[str, Any] = dict.fromkeys(self.names)
+        self.template = replace(call, **no_tensors)
+
+    def with_tensors(self, tensors: Sequence[Tensor]) -> Call:
+        """Return the call that has these tensors."""
+        changes: dict[str, Any] = dict(zip(self.names, tensors, strict=True))
+        return replace(self.template, **changes)
+
+    def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
+        """Compute the output, and ``LogSums`` if the call wants them, with gradients."""
+        raise NotImplementedError
 
 
-def _fits(tensor: Tensor, sizes: tuple[Size, ...]) -> bool:
-    # Tests of membership, and comparisons of shapes with others of their number, would not compile with symbolic sizes.
-    return tensor.dim() == len(sizes) and all(
-        wanted is None or (size == wanted[0] or size == wanted[1] if isinstance(wanted, tuple) else size == wanted)
-        for size, wanted in zip(tensor.shape, sizes, strict=True)
-    )
-
-
-def _words(size: Size) -> str:
-    return " or ".join(map(str, dict.fromkeys(size))) if isinstance(size, tuple) else str(size)
-
-
-def check_term(term: Term, batch: int, heads: int, n_q: int, n_k: int, head_dim: int, device: torch.device) -> None:
-    """Raise a TypeError or ValueError unless a term fits a call of these sizes on the device."""
-    sizes: dict[str, tuple[str, Size]] = {
-        "items": ("batch", (1, batch)),
-        "heads": ("heads", heads),
-        "any_heads": ("heads", (1, heads)),
-        "n_q": ("n_q", n_q),
-        "n_k": ("n_k", n_k),
-        "head_dim": ("head_dim", head_dim),
-        "T": ("T", None),
-        "r": ("r", None),
-    }
-    for field, axes in term.axes.items():
-        tensor, names, name = getattr(term, field), axes.split(), f"{type(term).__name__}.{field}"
-        check_tensor(name, tensor, FLOATING, dict([sizes[axis] for axis in names]), device=device)
-        if any(size == 0 for axis, size in zip(names, tensor.shape, strict=True) if axis in ("T", "r")):
-            raise ValueError(f"{name}: needs at least one number, got shape {tuple(tensor.shape)}")
-        if "r" in names:
-            # Other tensors of the term have the same.
-            sizes["r"] = "r", tensor.shape[names.index("r")]
-
-
-def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:
-    """Return terms as a tuple if they are terms."""
-    if isinstance(terms, tuple) and len(terms) == 0:
-        return ()
-    if isinstance(terms, Term):
-        raise TypeError(f"terms: expected a sequence of terms, got a single {type(terms).__name__}; write (term,)")
-    if not isinstance(terms, Iterable) or isinstance(terms, Tensor):
-        raise TypeError(f"terms: expected a sequence of terms, got {type(terms).__name__}")
-    terms = tuple(terms)
-    for term in terms:
-        if not isinstance(term, Term):
-            known = ", ".join(kind.__name__ for kind in get_args(Term))
-            raise TypeError(f"terms: expected {known}, got {type(term).__name__}")
-    return terms
-
-
-def _check_positions(
-    name: str, positions: PositionsLike | None, default: Positions, batch: int, terms: tuple[Term, ...]
-) -> PositionsLike:
-    """Check positions and return them without their history, or the default if there are none.
-
-    They only decide which pairs may attend, and which offset a table is read at, so they have no gradient.
-    """
-    if positions is None:
-        return default
-    if isinstance(positions, Positions):
-        if positions.length != default.length:
-            raise ValueError(f"{name}: expected length {default.length}, got {positions}")
-        return positions
-    check_tensor(name, positions, NUMBERS, {"n": default.length}, {"batch": (1, batch), "n": default.length})
-    if not positions.is_floating_point():
-        return positions
-    if any(isinstance(term, TABLES) for term in terms):
-        raise TypeError(f"{name}: offset tables need whole positions, got {positions.dtype}")
-    if can_look(positions) and not bool(positions.isfinite().all()):
-        raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions.detach() if positions.requires_grad else positions
+def select_input(name: str, tensor: Tensor, rows: range, keys: range | None = None) -> Tensor:
+    """Return the rows of an input, or of its gradient, for some queries and some keys (None: all keys)."""
+    axes = AXES[name]
+    for axis, indices in (("n_q", rows), ("n_k", keys)):
+        if indices is not None and axis in axes:
+            tensor = tensor.narrow(axes.index(axis) - len(axes), indices.start, len(indices))
+    return tensor

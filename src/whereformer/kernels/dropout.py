@@ -1,6 +1,7 @@
-"""Attention dropout as a function of a seed and indices, so that all of our own backends drop the same weights.
+"""Attention dropout as a function of a seed and indices, so that all backends except "sdpa" drop the same weights.
 
-Calls that go to torch's fused attention use torch's dropout.
+A weight survives if a hash of the seed, its row and its column is at least ``dropout_p``, as a share of all hashes.
+Survivors are divided by ``1 - dropout_p``. The "sdpa" backend has torch's dropout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def row_seeds(seed: Tensor, batch: int, heads: int, n_q: int) -> Tensor:
 def keep_mask(seeds: Tensor, columns: Tensor, dropout_p: float) -> Tensor:
     """Return which weights survive: bool (..., columns), from row seeds (...) and column indices (columns,).
 
-    The mix is murmur3's 32-bit finaliser, computed in signed 32-bit integers. Their sums and products wrap to the same
+    The mix is murmur3's 32-bit finalizer, computed in signed 32-bit integers. Their sums and products wrap to the same
     bits as unsigned ones, but a right shift has to drop the copies of the sign, and a comparison has to flip it.
     """
     mixed = seeds.to(torch.int32).unsqueeze(-1) + columns.to(torch.int32) * (0x9E3779B9 - 2**32)

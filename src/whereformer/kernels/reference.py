@@ -1,6 +1,8 @@
 """The "reference" backend: the definition of correct, with every term written out on the full (n_q, n_k) grid.
 
-The code is deliberately simple. It computes bfloat16 and float16 input in float32 and casts back at the end.
+:func:`attention_scores` computes the scores of the equation in kernels/call.py, :func:`softmax` the weights and
+:func:`attend` the output. The code is deliberately simple. It computes bfloat16 and float16 input in float32 and casts
+back at the end.
 """
 
 from __future__ import annotations
@@ -9,38 +11,42 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .call import TABLES, Call, LogSums
 from .dropout import keep_mask
-from .fields import TABLES, Call, LogSums
 from .precision import without_autocast
-from .tracing import can_look
+from .tracing import can_read
 
 
 def attend(
-    call: Call, sinks: Tensor | None = None, kept: Tensor | None = None
+    call: Call, sinks: Tensor | None = None, survives: Tensor | None = None
 ) -> tuple[Tensor, LogSums | None, Tensor]:
-    """Compute attention, (batch, heads, n_q, value_dim) in the value's dtype, ``LogSums`` if the call wants it, and the
-    weights before dropout.
+    """Compute attention.
 
     Args:
-        kept: the weights that dropout keeps, bool (batch, heads, n_q, n_k); None for those of the call's seed.
+        sinks: (heads,) or (batch, heads, n_q), a logit per row that takes part in the softmax; None without any.
+        survives: which weights survive dropout, bool (batch, heads, n_q, n_k). If None, the call's seed decides.
+
+    Returns:
+        The output, (batch, heads, n_q, value_dim) in the value's dtype; ``LogSums`` if the call needs them; and the
+        weights before dropout.
     """
     with without_autocast(call.value.device):
         weights, lse = softmax(call, sinks)
         if (seeds := call.dropout_seeds()) is not None:
-            kept = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
-        left = weights if kept is None else weights.masked_fill(~kept, 0.0) / (1.0 - call.dropout_p)
-        out = left @ _for_each_head(call, call.value).to(left.dtype)
+            survives = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
+        dropped = weights if survives is None else weights.masked_fill(~survives, 0.0) / (1.0 - call.dropout_p)
+        out = dropped @ _for_each_head(call, call.value).to(dropped.dtype)
         if call.value_table is not None:
             # Sum the attention of row i at each offset of the table, then multiply the sums with the table.
-            columns = columns_of(call, "value_table").unsqueeze(1)
-            at_offset = left.new_zeros(*left.shape[:3], call.value_table.shape[1])  # (batch, heads, n_q, T)
-            at_offset = at_offset.scatter_add(-1, columns.expand_as(left), left)
-            out = out + _times(at_offset, call.value_table.mT)
+            columns = read_columns(call, "value_table").unsqueeze(1)
+            offset_sums = dropped.new_zeros(*dropped.shape[:3], call.value_table.shape[1])  # (batch, heads, n_q, T)
+            offset_sums = offset_sums.scatter_add(-1, columns.expand_as(dropped), dropped)
+            out = out + _times(offset_sums, call.value_table.mT)
         return out.to(call.value.dtype), lse, weights
 
 
 def softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
-    """Return the weights before dropout, (batch, heads, n_q, n_k), in float32 or wider, and ``LogSums`` if wanted.
+    """Return the weights before dropout, (batch, heads, n_q, n_k), in float32 or wider, and ``LogSums`` if needed.
 
     A pair that may not attend has weight 0, even in a row where no pair may attend: that row is all zeros.
     """
@@ -53,8 +59,8 @@ def softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
         sinks = sinks.view(-1, 1) if sinks.dim() == 1 else sinks
         scores = torch.cat([scores, sinks.to(scores.dtype).expand(scores.shape[:3]).unsqueeze(-1)], -1)
     if allowed is not None or sinks is not None or _may_forbid(call.bias) or _may_forbid(call.dense):
-        # A row that may not attend to anything has no softmax; its placeholder, and the gradient of that, is masked
-        # again.
+        # A row that may not attend to anything has no softmax. Its scores are replaced by zeros, so that no NaN comes
+        # up, and its weights are masked below.
         empty = scores.isneginf().all(-1, keepdim=True)
         scores = scores.masked_fill(empty, 0.0)
     weights = scores.softmax(-1)
@@ -74,13 +80,13 @@ def softmax(call: Call, sinks: Tensor | None) -> tuple[Tensor, LogSums | None]:
 
 def _may_forbid(bias: Tensor | None) -> bool:
     """Whether a bias may add -inf to some pairs."""
-    return bias is not None and (not can_look(bias) or bool(bias.isneginf().any()))
+    return bias is not None and (not can_read(bias) or bool(bias.isneginf().any()))
 
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
     batch, _, n_k, _ = call.value.shape
-    dtype = call.wide
+    dtype = call.score_dtype
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
@@ -89,15 +95,15 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     else:
         scores = torch.zeros((), dtype=dtype, device=call.value.device).expand(batch, call.heads, call.n_q, n_k)
     if call.bias is not None:
-        at_offset = call.bias[:, columns_of(call, "bias")]  # (heads, 1 or batch, n_q, n_k)
-        scores = scores + at_offset.transpose(0, 1)
+        biases = call.bias[:, read_columns(call, "bias")]  # (heads, 1 or batch, n_q, n_k)
+        scores = scores + biases.transpose(0, 1)
     if call.key_table is not None:
         rows = query if call.key_table_factors is None else call.key_table_factors
         assert rows is not None
-        columns = columns_of(call, "key_table").unsqueeze(1).expand_as(scores)
+        columns = read_columns(call, "key_table").unsqueeze(1).expand_as(scores)
         scores = scores + _times(rows, call.key_table).expand(batch, -1, -1, -1).gather(-1, columns)
     if call.query_table is not None:
-        scores = scores + scores_of_queries(call, call.query_table, columns_of(call, "query_table"))
+        scores = scores + query_table_scores(call, call.query_table, read_columns(call, "query_table"))
     if call.query_factors is not None and call.key_factors is not None:
         scores = scores + call.query_factors.to(dtype) @ call.key_factors.to(dtype).mT
     if call.query_levels is not None and call.key_levels is not None:
@@ -105,14 +111,14 @@ def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
             scores = scores - (query_level[..., None] - key_level[..., None, :]).abs()
     if call.dense is not None:
         scores = scores + call.dense.to(dtype)
-    return scores, call.allowed()
+    return scores, call.allowed_pairs()
 
 
-def scores_of_queries(call: Call, table: Tensor, columns: Tensor) -> Tensor:
-    """Return what a table of queries adds, (1 or batch, heads, n_q, n_k), where pairs read ``columns`` of it.
+def query_table_scores(call: Call, table: Tensor, columns: Tensor) -> Tensor:
+    """Return the scores that a table of queries adds, (1 or batch, heads, n_q, n_k).
 
     Args:
-        columns: (1 or batch, n_q, n_k).
+        columns: the column of ``table`` that each pair reads, (1 or batch, n_q, n_k).
     """
     rows = call.query_table_factors
     if rows is None:
@@ -126,7 +132,7 @@ def scores_of_queries(call: Call, table: Tensor, columns: Tensor) -> Tensor:
 
 
 def _for_each_head(call: Call, rows: Tensor) -> Tensor:
-    """Repeat keys or values, (batch, fewer heads, n_k, dim), so that every query head has its own."""
+    """Repeat keys or values, (batch, key heads, n_k, dim), to one per query head."""
     heads = rows.shape[1]
     return rows if call.heads == heads else rows.repeat_interleave(call.heads // heads, 1)
 
@@ -136,11 +142,11 @@ def _times(rows: Tensor, table: Tensor) -> Tensor:
     if table.shape[0] > 1:
         return rows @ table.mT
     # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's
-    # heads are mostly side by side in the memory of queries.
+    # heads are usually next to each other in the memory of queries.
     return functional.linear(rows.transpose(1, 2), table[0]).transpose(1, 2)
 
 
-def columns_of(call: Call, name: str) -> Tensor:
+def read_columns(call: Call, name: str) -> Tensor:
     """Return the column of a table that each pair reads, (1 or batch, n_q, n_k)."""
     table: Tensor = getattr(call, name)
     return (call.offsets() - call.first[TABLES.index(name)]).clamp(0, table.shape[1] - 1)

@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Tensor
 
-from .tracing import are_numbers, holds
+from .tracing import are_static, is_known_true
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 def as_int(number: Any) -> int | None:
-    """Convert a whole number, such as NumPy's, to Python's int; None for anything else, True and False included.
+    """Convert an integer, such as NumPy's, to Python's int; return None for anything else, also for True and False.
 
     Tensors give None too, because reading them may stall a GPU.
     """
@@ -37,13 +37,13 @@ def as_int(number: Any) -> int | None:
         return None
 
 
-def _make_whole(record: Any, *names: str) -> None:
+def _make_ints(record: Any, *names: str) -> None:
     """Convert fields of a frozen dataclass to Python's int."""
     for name in names:
         if type(number := getattr(record, name)) is not int:
-            if (whole := as_int(number)) is None:
+            if (integer := as_int(number)) is None:
                 raise TypeError(f"{type(record).__name__}.{name}: expected an int, got {number!r}")
-            object.__setattr__(record, name, whole)
+            object.__setattr__(record, name, integer)
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Positions:
     length: int
 
     def __post_init__(self) -> None:
-        _make_whole(self, "start", "stride", "length")
+        _make_ints(self, "start", "stride", "length")
         if self.length < 0:
             raise ValueError(f"Positions.length: must be at least 0, got {self.length}")
         if self.stride < 1:
@@ -83,14 +83,14 @@ class Positions:
 PositionsLike: TypeAlias = Positions | Tensor
 """Affine positions, or explicit ones as a tensor of shape (n,) or (batch, n).
 
-Whole positions must lie between -(2 ** 62) and 2 ** 62, so that every offset is an int64; beyond, offsets wrap around.
-This is not checked, because the check would cost as much as some of the work. Methods that compute with numbers, such
-as angles or kernels, do so in float32, which tells whole numbers apart up to 2 ** 24.
+Integer positions must lie between -(2 ** 62) and 2 ** 62, so that every offset is an int64; beyond, offsets wrap
+around. This is not checked, because the check would cost as much as some of the work. Methods that compute with
+numbers, such as angles or kernels, do so in float32, which represents integers exactly up to 2 ** 24.
 """
 
 
 def position_values(positions: PositionsLike, device: torch.device | str | None = None) -> Tensor:
-    """Return positions as a tensor of shape (n,) or (batch, n) on ``device``; whole ones as int64.
+    """Return positions as a tensor of shape (n,) or (batch, n) on ``device``; integers as int64.
 
     Narrower integers could overflow in differences, and torch does not take them as indices.
     """
@@ -99,15 +99,15 @@ def position_values(positions: PositionsLike, device: torch.device | str | None 
     return positions.to(device) if positions.is_floating_point() else positions.to(device, torch.int64)
 
 
-def right_aligned(n_q: int, n_k: int) -> tuple[Positions, Positions]:
-    """Return the positions of queries and keys by default: the last query has that of the last key."""
+def default_positions(n_q: int, n_k: int) -> tuple[Positions, Positions]:
+    """Return the default positions of queries and keys: the last query has the position of the last key."""
     return Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
 
 
 def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[int, int] | None:
-    """Return the smallest and the largest offset between affine positions; None if only the data can tell.
+    """Return the smallest and the largest offset between affine positions; None for explicit ones.
 
-    If there are no pairs, this is (0, 0).
+    Without pairs, this is (0, 0).
     """
     if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
         return None
@@ -119,10 +119,10 @@ def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -
 def allowed_span(
     queries: PositionsLike, keys: PositionsLike, low: int | None, high: int | None
 ) -> tuple[int, int] | None:
-    """Return the smallest and the largest offset that occurs and is allowed; None if only the data can tell."""
+    """Return the smallest and the largest offset that occurs and is allowed; None if explicit positions decide it."""
     span = offset_range(queries, keys)
-    if span is None or not are_numbers(*span):
-        # A program that is exported for any length keeps its whole tables.
+    if span is None or not are_static(*span):
+        # A program that is exported for any length does not shorten its tables.
         return None
     return span[0] if low is None else max(span[0], low), span[1] if high is None else min(span[1], high)
 
@@ -133,16 +133,16 @@ def offset_step(query_positions: Positions, key_positions: Positions) -> int:
     return math.gcd(key_positions.start - query_positions.start, *steps)
 
 
-def diagonal_of(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
-    """Return the d for which causality allows query i the keys j <= i + d; None if there is no such number."""
+def causal_diagonal(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
+    """Return the d such that causality allows query i exactly the keys j <= i + d; None if no number does."""
     queries, keys = query_positions, key_positions
     if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         return None
     stride = keys.stride
     if queries.stride != stride:
-        if holds(keys.length == 1):
+        if is_known_true(keys.length == 1):
             stride = queries.stride
-        elif not holds(queries.length == 1):
+        elif not is_known_true(queries.length == 1):
             return None
     return (queries.start - keys.start) // stride
 
@@ -152,24 +152,25 @@ def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
 
 
-class _Described:
-    """What all terms have."""
+class _TermBase:
+    """The base class of all terms."""
 
     @property
     def axes(self) -> dict[str, str]:
-        """The axes of each tensor, by name: "items" is 1 or batch, and "any_heads" 1 or heads; others have one size."""
+        """The axes of each tensor, by name: "items" is 1 or batch, "any_heads" is 1 or heads, and all others have one
+        size."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)
-class _OffsetTable(_Described):
+class _OffsetTable(_TermBase):
     """The common part of terms with a table over offsets.
 
     Args:
         table: a number or vector per offset. Offsets beyond the ends read the end values.
         first: the offset of the table's first column or row; as everywhere, offsets are key - query.
-        step: the offset from one column or row to the next. It is more than 1 where only multiples of it occur, as
-            between pooled sequences.
+        step: the offset from one column or row to the next. It can exceed 1 if only multiples of it occur, as between
+            pooled sequences.
     """
 
     table: Float[Tensor, "#heads _offsets *_width"]
@@ -177,7 +178,7 @@ class _OffsetTable(_Described):
     step: int = 1
 
     def __post_init__(self) -> None:
-        _make_whole(self, "first", "step")
+        _make_ints(self, "first", "step")
         if self.step < 1:
             raise ValueError(f"{type(self).__name__}.step: expected an int of at least 1, got {self.step}")
 
@@ -211,9 +212,9 @@ class OffsetKeys(_OffsetTable):
     query. Factors of one number are a gate: a number per query times a number per offset.
 
     Args:
-        table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors.
+        table: (heads or 1, T, head_dim), a vector per offset; with factors (heads or 1, T, r).
         first, step: as in :class:`OffsetBias`, of the table's rows.
-        query_factors: (1 or batch, heads, n_q, r) with any r of at least 1; None takes the queries.
+        query_factors: (1 or batch, heads, n_q, r) with any r of at least 1. If None, the queries.
     """
 
     query_factors: Float[Tensor, "#batch heads n_q _width"] | None = None
@@ -231,11 +232,10 @@ class OffsetQueries(_OffsetTable):
     <key_factors_j, table[h, clamped offset]>``, which is not scaled and needs no key.
 
     Args:
-        table: (heads or 1, T, head_dim), a vector per offset; (heads or 1, T, r) beside factors. Heads are those of
-            queries, also where several share the keys of one.
+        table: (heads or 1, T, head_dim), a vector per offset; with factors (heads or 1, T, r). There is one per query
+            head, also where several query heads share the keys of one.
         first, step: as in :class:`OffsetBias`, of the table's rows.
-        key_factors: (1 or batch, heads, n_k, r) with any r of at least 1, and as many heads as queries have; None takes
-            the keys.
+        key_factors: (1 or batch, heads, n_k, r) with any r of at least 1, and one per query head. If None, the keys.
     """
 
     key_factors: Float[Tensor, "#batch heads n_k _width"] | None = None
@@ -259,7 +259,7 @@ class OffsetValues(_OffsetTable):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorPair(_Described):
+class FactorPair(_TermBase):
     """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
 
     Args:
@@ -276,17 +276,16 @@ class FactorPair(_Described):
 
 
 @dataclass(frozen=True, eq=False)
-class DistanceDecay(_Described):
+class DistanceDecay(_TermBase):
     """``score_ij -= |query_levels_i - key_levels_j|``: scores fall with the distance between two numbers.
 
-    Levels are sums of what the tokens before say, such as the forget gates of the Forgetting Transformer (Lin et al.
-    2025, arXiv 2503.02130): ``c_i = sum of log sigmoid(f_t) for t <= i``. There it is ``c_i - c_j`` for earlier keys,
-    which is the same. With levels of ``slope * i`` it is ALiBi. Levels are numbers like any others: the call's
-    positions play no part in this.
+    A level can be a sum over earlier tokens, such as the sum of forget gates in the Forgetting Transformer (Lin et al.
+    2025, arXiv 2503.02130): ``c_i = sum of log sigmoid(f_t) for t <= i``. The paper has ``c_i - c_j`` for earlier keys,
+    which is the same number. With levels of ``slope * i`` this is ALiBi. The call's positions do not affect levels.
 
     Args:
         query_levels: (1 or batch, heads, n_q), not scaled. Differences are computed in float32 or wider.
-        key_levels: (1 or batch, heads, n_k), with as many heads as queries have.
+        key_levels: (1 or batch, heads, n_k), one row per query head.
     """
 
     query_levels: Float[Tensor, "#batch heads n_q"]
@@ -298,8 +297,8 @@ class DistanceDecay(_Described):
 
 
 @dataclass(frozen=True, eq=False)
-class DenseBias(_Described):
-    """``score_ij += scores[b, h, i, j]``, for scores that really have one number per query and key.
+class DenseBias(_TermBase):
+    """``score_ij += scores[b, h, i, j]``, for scores without a smaller description than one number per pair.
 
     Args:
         scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` means that the query does not attend to the key.

@@ -1,4 +1,4 @@
-"""Every private name of torch that this package uses, each behind a function with a public name.
+"""Every private name of torch that this package uses, each behind a function with a public name; torch has none.
 
 Torch may change them at any time; versions 2.11 to 2.13 have all of them. Only this module may use them, so only this
 module has to follow when torch changes one.
@@ -19,29 +19,28 @@ from torch.utils._pytree import tree_leaves
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
 
 
-def forward_mode() -> bool:
+def is_forward_mode() -> bool:
     """Whether a forward-mode derivative is being taken; ``forward_ad`` keeps its level private."""
     return forward_ad._current_level >= 0
 
 
-def transforming() -> bool:
-    """Whether a transform of ``torch.func`` or a forward-mode derivative is running; no public function tells."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_mode()
+def is_transforming() -> bool:
+    """Whether a transform of ``torch.func`` or a forward-mode derivative is running."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or is_forward_mode()
 
 
-def observed() -> bool:
-    """Whether a transform or a forward-mode derivative is running, or a mode sees every operator, such as the one that
-    counts operations; no public function tells."""
-    return torch._C._len_torch_dispatch_stack() > 0 or transforming()
+def has_active_mode() -> bool:
+    """Whether a transform or a forward-mode derivative is running, or a mode that sees every operator."""
+    return torch._C._len_torch_dispatch_stack() > 0 or is_transforming()
 
 
-def derivatives() -> int:
+def count_derivatives() -> int:
     """Return the number of nested derivatives that ``torch.func`` is taking; at least two in forward mode, which needs
-    what the second needs. No public function tells."""
-    return 2 if forward_mode() else _of_func()
+    the same operators as a second derivative."""
+    return 2 if is_forward_mode() else _count_func_derivatives()
 
 
-def _of_func() -> int:
+def _count_func_derivatives() -> int:
     stack = torch._C._functorch.get_interpreter_stack()
     if not stack:
         return 0
@@ -51,7 +50,7 @@ def _of_func() -> int:
 
 @contextmanager
 def recording() -> Iterator[None]:
-    """Let autograd record what runs in this context, also inside of an operator, where torch keeps it from that."""
+    """Let autograd record operations in this context, also inside an operator, where torch switches that off."""
     excluded = torch._C._dispatch_tls_local_exclude_set()
     for key in (torch._C.DispatchKey.AutogradCPU, torch._C.DispatchKey.AutogradOther):
         # The first key stands for all devices that torch knows.
@@ -62,14 +61,13 @@ def recording() -> Iterator[None]:
 
 
 def apply_without_transforms(function: type[torch.autograd.Function]) -> Callable[..., Any]:
-    """Return a function's ``apply`` without what transforms need, which takes an eighth of a short call; no public
-    function does."""
+    """Return a function's ``apply`` without the steps for transforms, which take an eighth of a short call."""
     apply: Callable[..., Any] = super(torch.autograd.Function, function).apply  # type: ignore[misc]
     return apply
 
 
-def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor was changed in place; the number that autograd checks is private."""
+def get_version(tensor: Tensor) -> int:
+    """Return how often a tensor was changed in place; this number, which autograd checks, is private."""
     return tensor._version
 
 
@@ -85,12 +83,12 @@ def constant_when_compiled(function: AnyFunction) -> AnyFunction:
 
 
 # The compiler guards the transforms that it reads by itself.
-constant_when_compiled(_of_func)
+constant_when_compiled(_count_func_derivatives)
 
 
 def bfloat16_levels() -> list[str]:
-    """Return the instructions for bfloat16 that this processor has beside AVX-512, and ask the system for the tiles of
-    AMX, which a process has to do once; no public function does."""
+    """Return the instructions for bfloat16 that this processor has besides AVX-512, and ask the system for the tiles of
+    AMX, which a process has to do once."""
     if not torch.cpu._is_avx512_bf16_supported():
         return []
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
@@ -100,8 +98,8 @@ class DispatchMode(TorchDispatchMode):
     """A context that sees every torch operation that runs in it; only the name of its module is private."""
 
 
-def leaves(values: Any) -> list[Any]:
-    """Return all leaves of nested tuples, lists and dictionaries; torch has no public name for this."""
+def flatten_tree(values: Any) -> list[Any]:
+    """Return all leaves of nested tuples, lists and dictionaries."""
     return tree_leaves(values)
 
 

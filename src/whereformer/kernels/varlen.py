@@ -1,4 +1,8 @@
-"""Sequences of different lengths without padding, as ``attention_varlen`` and collators say, as packed documents."""
+"""Sequences of different lengths without padding, from ``attention_varlen`` or collators, as packed documents.
+
+Query i of a packed row attends only to the keys j with ``document_j = document_i``, and offsets are between positions
+within the document.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
-from .call import FLOATING, NUMBERS, WHOLE, check_tensor, check_terms
+from ..errors import InputError, short_repr
+from .make_call import FLOATING, INTEGER, NUMBERS, check_tensor, check_terms
 from .terms import TABLES, Term
-from .tracing import can_look
+from .tracing import can_read
 
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""The arguments by which transformers' collators say where the texts of packed rows begin."""
+"""The arguments of transformers' collators that say where the documents of packed rows begin."""
 
 
-def as_documents(
+def pack_sequences(
     query: Tensor | None,
     key: Tensor | None,
     value: Tensor,
@@ -27,18 +31,20 @@ def as_documents(
     options: Mapping[str, Any],
     affine: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...], dict[str, Any]]:
-    """Check arguments of :func:`whereformer.attention_varlen` and return those of attention: query, key, value, terms
-    and options of one row of documents. The output is brought back by :func:`as_rows`.
+    """Check arguments of :func:`whereformer.attention_varlen`, and pack its sequences into one row of documents.
 
     Args:
-        affine: let documents have the positions of the row where offsets are the same then, which Triton's kernels know
-            without loading them. Other backends keep the order of their sums only with positions of their own.
+        affine: whether documents may have the affine positions of the row if offsets stay the same, which Triton's
+            kernels do not load. Other backends keep the order of their sums only with positions within documents.
+
+    Returns:
+        Query, key, value, terms and options for :func:`whereformer.attention`. Unpack its output by ``unpack_output``.
 
     Raises:
-        TypeError, ValueError: if the sequences do not fit the tensors, or for an option that has no meaning for them.
+        TypeError, ValueError: if the sequences do not fit the tensors.
     """
-    query, key = (None if rows is None else _as_one_row(name, rows) for name, rows in (("query", query), ("key", key)))
-    value = _as_one_row("value", value)
+    query, key = (None if rows is None else _pack_rows(name, rows) for name, rows in (("query", query), ("key", key)))
+    value = _pack_rows("value", value)
     n_q, n_k = (value if query is None else query).shape[2], value.shape[2]
     terms = check_terms(terms)
     for term in terms:
@@ -63,29 +69,29 @@ def as_documents(
         )
     start_q, start_k = cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64)
     query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
-    of_query, of_key = _sequence_of(query_rows, start_q), _sequence_of(key_rows, start_k)
-    given = [options.get(name) for name in ("query_positions", "key_positions")]
-    if not affine or any(each is not None for each in given):
+    query_ids, key_ids = _find_sequences(query_rows, start_q), _find_sequences(key_rows, start_k)
+    query_positions, key_positions = options.get("query_positions"), options.get("key_positions")
+    if not affine or query_positions is not None or key_positions is not None:
         # The last query has the position of the last key.
-        last = start_k[of_query + 1] - start_k[of_query] - start_q[of_query + 1]
-        options["query_positions"] = query_rows + last if given[0] is None else given[0]
-        options["key_positions"] = key_rows - start_k[of_key] if given[1] is None else given[1]
-    options |= {"query_documents": of_query.unsqueeze(0), "key_documents": of_key.unsqueeze(0)}
+        last = start_k[query_ids + 1] - start_k[query_ids] - start_q[query_ids + 1]
+        options["query_positions"] = query_rows + last if query_positions is None else query_positions
+        options["key_positions"] = key_rows - start_k[key_ids] if key_positions is None else key_positions
+    options |= {"query_documents": query_ids.unsqueeze(0), "key_documents": key_ids.unsqueeze(0)}
     return query, key, value, terms, options
 
 
-def as_rows(output: Tensor) -> Tensor:
+def unpack_output(output: Tensor) -> Tensor:
     """Return an output or log-sum-exp, (1, heads, n, ...), as rows one after another, (total, heads, ...)."""
     return output.squeeze(0).transpose(0, 1)
 
 
-def _sequence_of(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
-    """Return the sequence of each row: the number of those that end before it."""
-    # Numbers that nobody has read may be wrong, but must not be used as an index that does not exist.
+def _find_sequences(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Return the index of each row's sequence: the number of sequences that end before the row."""
+    # Unchecked numbers on a device may be wrong, but must not lead to an index that does not exist.
     return torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=len(cu_seqlens) - 2)
 
 
-def _as_one_row(name: str, rows: Tensor) -> Tensor:
+def _pack_rows(name: str, rows: Tensor) -> Tensor:
     """Return (total, heads, dim) as (1, heads, total, dim)."""
     check_tensor(name, rows, FLOATING, dict.fromkeys(("total tokens", "heads", "head_dim")))
     return rows.transpose(0, 1).unsqueeze(0)
@@ -93,41 +99,43 @@ def _as_one_row(name: str, rows: Tensor) -> Tensor:
 
 def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor) -> None:
     """Check where sequences begin, unless reading that would stall a device."""
-    check_tensor(name, cu_seqlens, WHOLE, {"number of sequences + 1": None}, device=value.device)
-    if can_look(cu_seqlens) and (
+    check_tensor(name, cu_seqlens, INTEGER, {"number of sequences + 1": None}, device=value.device)
+    if can_read(cu_seqlens) and (
         (starts := cu_seqlens.tolist()) != sorted(starts) or starts[:1] + starts[-1:] != [0, total]
     ):
         raise ValueError(
-            f"{name}: expected numbers from 0 to {total}, the rows of {of}, that never fall, got {shown(starts)}"
+            f"{name}: expected non-decreasing integers from 0 to {total} (the rows of {of}), got {short_repr(starts)}"
         )
 
 
-def packed_texts(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) -> Tensor | None:
-    """Return the number of each token's text, (batch, n), by what collators say of packed rows; None without any.
+def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) -> Tensor | None:
+    """Return document ids of a collator's packed rows, (batch, n); None if ``inputs`` has none of its arguments.
 
     Args:
-        inputs: may hold ``cu_seq_lens_q`` and ``cu_seq_lens_k``, (texts + 1,) each, where the texts of one row begin
-            and the last one ends, and ``seq_idx``, (batch, n), a number for each text.
+        inputs: may hold ``cu_seq_lens_q`` and ``cu_seq_lens_k``, each of shape (documents + 1,), where the documents of
+            one row begin and the last one ends, and ``seq_idx``, (batch, n), an id of each token's document.
         like: a tensor of the batch, (batch, ...), on its device.
         n_q, n_k: the number of queries and keys.
 
     Raises:
-        InputError, TypeError, ValueError: unless they fit the tokens and one another, as far as looking is cheap.
+        InputError, TypeError, ValueError: unless they fit the tokens and each other. Values are checked where reading
+            them is cheap.
     """
-    ends, of_keys, told = (inputs.get(name) for name in PACKED)
-    if told is not None:
-        check_tensor("seq_idx", told, WHOLE, {"batch": None, "n": None})
-    if ends is None and of_keys is not None:
+    query_ends, key_ends, seq_idx = (inputs.get(name) for name in PACKED)
+    if seq_idx is not None:
+        check_tensor("seq_idx", seq_idx, INTEGER, {"batch": None, "n": None})
+    if query_ends is None and key_ends is not None:
         raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
-    texts = told
-    if ends is not None:
-        check_seqlens("cu_seq_lens_q", ends, "input_ids", n_k, like)
-        texts = _sequence_of(torch.arange(n_k, device=ends.device), ends)[None]
-        if of_keys is not None and of_keys is not ends and can_look(ends) and not torch.equal(ends, of_keys):
-            raise InputError("cu_seq_lens_k", f"expected those of the queries, got {shown(of_keys)}")
-        if told is not None and can_look(told) and not torch.equal(told.diff() != 0, texts.diff() != 0):
-            raise InputError("seq_idx", "expected the texts of cu_seq_lens_q, got others")
-    if texts is not None and (n_q != n_k or texts.shape != (len(like), n_k)):
-        name, expected = ("seq_idx", "(batch, n)") if ends is None else ("cu_seq_lens_q", "one row")
+    ids = seq_idx
+    if query_ends is not None:
+        check_seqlens("cu_seq_lens_q", query_ends, "input_ids", n_k, like)
+        ids = _find_sequences(torch.arange(n_k, device=query_ends.device), query_ends)[None]
+        other_ends = None if key_ends is query_ends else key_ends
+        if other_ends is not None and can_read(query_ends) and not torch.equal(query_ends, other_ends):
+            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {short_repr(other_ends)}")
+        if seq_idx is not None and can_read(seq_idx) and not torch.equal(seq_idx.diff() != 0, ids.diff() != 0):
+            raise InputError("seq_idx", "expected the documents of cu_seq_lens_q, got others")
+    if ids is not None and (n_q != n_k or ids.shape != (len(like), n_k)):
+        name, expected = ("seq_idx", "(batch, n)") if query_ends is None else ("cu_seq_lens_q", "one row")
         raise InputError(name, f"it needs {expected} and no cache, got {len(like)} rows, {n_q} queries and {n_k} keys")
-    return texts
+    return ids

@@ -1,1 +1,1 @@
-"""What all studies are made of: recipes, the folder of a run, the training loop, and reports."""
+"""The parts that all studies share: recipes, the folder of a run, the training loop, and reports."""

@@ -19,7 +19,7 @@ from ..manifest import fingerprint_of_files
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.checkpoints.files import find_config, find_weights
 from ..positions.base import position_parameters
-from .methods import about_method, parameters
+from .methods import as_method_error, count_parameters
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,11 +37,11 @@ def load(path: str) -> Encoder:
     return encoder
 
 
-def check_there(path: str) -> None:
-    """Check that a checkpoint has a configuration and weights, which is quick, before work on others begins.
+def check_exists(path: str) -> None:
+    """Check that a checkpoint has a configuration and weights. This is quick, so it can be done before any work.
 
     Raises:
-        InputError: if it has none.
+        InputError: if they are missing.
     """
     with _naming(path), quiet_transformers():
         find_config(path)
@@ -59,7 +59,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that was saved with a model, or the one at ``path`` if that is given.
+    """Load the tokenizer that was saved with a model, or the one at ``path`` if it is not None.
 
     Raises:
         InputError: if it can't be read.
@@ -73,7 +73,8 @@ def load_classifier(
 ) -> EncoderForSequenceClassification:
     """Load a pretrained model with a position method and a new head.
 
-    A ``position`` of None keeps the checkpoint's own, ``kernels`` are those of TISA, and no ``classes`` is regression.
+    If ``position`` is None, the checkpoint's positions stay. ``kernels`` is the number of TISA's kernels. If
+    ``classes`` is None, the head is for regression.
 
     Raises:
         InputError: if the model can't be read, or the method is unknown or does not fit it.
@@ -81,7 +82,7 @@ def load_classifier(
     options: dict[str, Any] = {} if kernels is None else {"num_kernels": kernels}
     try:
         with quiet_transformers():
-            found = load_pretrained(
+            classifier = load_pretrained(
                 model,
                 position=position,
                 model_class=EncoderForSequenceClassification,
@@ -94,38 +95,39 @@ def load_classifier(
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
         load_classifier(model, None, None, classes)
-        raise about_method(error, "position") from None
-    assert isinstance(found, EncoderForSequenceClassification)
-    return found
+        raise as_method_error(error, "position") from None
+    assert isinstance(classifier, EncoderForSequenceClassification)
+    return classifier
 
 
-def fresh(
+def load_for_training(
     model: str, position: str | None, kernels: int | None, classes: int | None, seed: int
 ) -> EncoderForSequenceClassification:
     """Load a model to train, see :func:`load_classifier`. With one seed, all start from the same weights and head."""
     torch.manual_seed(seed)
     common = load_classifier(model, "none", None, classes).state_dict()
     torch.manual_seed(seed)
-    found = load_classifier(model, position, kernels, classes)
-    found.load_state_dict({n: x for n, x in common.items() if not n.startswith("encoder.position.")}, strict=False)
-    return found
+    classifier = load_classifier(model, position, kernels, classes)
+    weights = {name: weight for name, weight in common.items() if not name.startswith("encoder.position.")}
+    classifier.load_state_dict(weights, strict=False)
+    return classifier
 
 
-def fingerprint_of(model: str, *more: object) -> str:
-    """Return a hash of a checkpoint: of its weights and configuration, and of what else decides how it is read."""
-    return fingerprint_of_files(find_weights(model), [json.dumps(find_config(model)), *map(str, more)])
+def fingerprint(model: str, *settings: object) -> str:
+    """Return a hash of a checkpoint: its weights, its configuration, and settings on which reading it depends."""
+    return fingerprint_of_files(find_weights(model), [json.dumps(find_config(model)), *map(str, settings)])
 
 
-def sizes_of(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
-    """Return the number of parameters, of those of position, and of those of position that the checkpoint lacks."""
+def count_parameters_by_origin(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
+    """Count a loaded model's parameters: all, the positional ones, and the positional ones not in the checkpoint."""
     assert model.loading_report is not None
     new = position_parameters(model).keys() & model.loading_report.initialized
-    return (*parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
+    return (*count_parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
 
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Silence transformers' progress bars and notes, which would garble ours."""
+    """Silence transformers' progress bars and messages, which would garble ours."""
     verbosity = transformers_logging.get_verbosity()
     bars = transformers_logging.is_progress_bar_enabled()
     transformers_logging.set_verbosity_error()

@@ -1,6 +1,6 @@
-"""Position methods that a command names, also those of a user's own plugin, and errors about them.
+"""The position methods that a command names, some of them from a user's plugin, and errors about them.
 
-Importing this is fast, so that a misspelled name is refused at once.
+Importing this module is fast, so that a misspelled name is refused at once.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ PLUGIN = "whereformer_plugin_"
 """How the names of plugins' modules begin; their version follows."""
 
 
-def known_methods(named: Sequence[str], field: str = "positions") -> tuple[str, ...]:
-    """Return distinct methods, which :func:`fields_of_row` knows; only "all" stands for all methods.
+def resolve_methods(names: Sequence[str], field: str = "positions") -> tuple[str, ...]:
+    """Return the canonical names of distinct methods, as :func:`config_fields` reads them; ("all",) is all methods.
 
     Raises:
         InputError: for ``field``, the setting that names the methods, if one is unknown.
     """
-    names = position_names() if list(named) == ["all"] else named
+    names = position_names() if list(names) == ["all"] else names
     try:
         chosen = tuple(dict.fromkeys(canonical_name("".join(name.split())) for name in names))
         for name in chosen:
-            for part in component_names(fields_of_row(name)["position"]):
+            for part in component_names(config_fields(name)["position"]):
                 method_class(part)
     except InputError as error:
         rows = "; rows may also be hybrid or METHOD+sinks" if error.reason.startswith("unknown") else ""
-        raise InputError(field, f"{about_method(error, field).reason}{rows}") from None
+        raise InputError(field, f"{as_method_error(error, field).reason}{rows}") from None
     return chosen
 
 
-def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> dict[str, Any]:
-    """Return what an encoder of these layers has of its own in the row of this name, as fields of its configuration.
+def config_fields(name: str, blocks: str = "4", decoder_layers: str = "0") -> dict[str, Any]:
+    """Return the config fields that distinguish the row with this name, for an encoder with these layers.
 
     Besides the name of a position method, it may be "rope+sinks", which has sinks too, or "hybrid", which has the
     positions and windows of this preset.
     """
     position = name if "sinks" in METHODS else name.removesuffix("+sinks")
     if position != name and "/" in position:
-        raise InputError("position", f"all layers would have sinks, not the last one alone, got {name!r}")
+        raise InputError("position", f"all layers would have sinks, not only the last one, got {name!r}")
     fields: dict[str, Any] = {"position": position}
     if position == "hybrid" and position not in METHODS:
         from ..models.config import preset_fields
@@ -63,7 +63,7 @@ def fields_of_row(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
 def check_methods(names: Iterable[str], field: str = "positions", /, **sizes: int) -> None:
     """Build each method once on the meta device, where tables take no memory, so that errors appear before training.
 
-    ``sizes`` are those of :func:`whereformer.build_position`.
+    ``sizes`` are arguments of :func:`whereformer.build_position`.
 
     Raises:
         InputError: for ``field``, the setting that names the methods, if one does not fit these sizes.
@@ -71,13 +71,13 @@ def check_methods(names: Iterable[str], field: str = "positions", /, **sizes: in
     for name in names:
         try:
             with torch.device("meta"):
-                build_position(fields_of_row(name, str(sizes.get("num_layers", 1)))["position"], **sizes)
+                build_position(config_fields(name, str(sizes.get("num_layers", 1)))["position"], **sizes)
         except (ValueError, TypeError) as error:
-            reason = about_method(error, field).reason
+            reason = as_method_error(error, field).reason
             raise InputError(field, reason if name in reason else f"{name!r} does not fit: {reason}") from None
 
 
-def about_method(error: Exception, field: str) -> InputError:
+def as_method_error(error: Exception, field: str) -> InputError:
     """Turn a position method's error into one about ``field``, the setting that names the method."""
     if isinstance(error, InputError) and error.field == "position":
         return InputError(field, error.reason)
@@ -87,7 +87,7 @@ def about_method(error: Exception, field: str) -> InputError:
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
     """Turn an error of a configuration or model into one about a setting, or else about the position method.
 
-    ``options`` are those of the position method, which the setting ``position_options`` holds.
+    ``options`` are the names of the position method's options, which the setting ``position_options`` holds.
     """
     field = error.field if isinstance(error, InputError) else None
     # A method raises a TypeError for an option that it does not have.
@@ -95,11 +95,11 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
         return InputError("position_options", str(error))
     if isinstance(error, InputError) and field in settings:
         return error
-    return about_method(error, "position")
+    return as_method_error(error, "position")
 
 
-def parameters(model: nn.Module) -> dict[str, int]:
-    """Count a model's parameters: all of them, and those of position."""
+def count_parameters(model: nn.Module) -> dict[str, int]:
+    """Count a model's parameters: all of them, and the positional ones."""
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "positional_parameters": sum(parameter.numel() for parameter in position_parameters(model).values()),
@@ -109,11 +109,11 @@ def parameters(model: nn.Module) -> dict[str, int]:
 def load_plugin(path: Path | None) -> None:
     """Run a Python file that registers position methods, unless this process has done so; None does nothing.
 
-    The file imports those beside it, as one that Python runs does.
+    The file can import files in its folder, like a script.
 
     Raises:
-        InputError: for ``plugin``, if it is no Python file, or registers no method or a name that is taken. Other
-            errors of the file are raised as they are.
+        InputError: for ``plugin``, if it is not a Python file, or registers no method or a name that is taken. Other
+            errors in the file are raised unchanged.
     """
     if path is None:
         return
@@ -138,4 +138,4 @@ def load_plugin(path: Path | None) -> None:
         raise
     if METHODS.keys() == before:
         del sys.modules[name]
-        raise InputError("plugin", f"{path.name} registers no method; call whereformer.positions.register in it")
+        raise InputError("plugin", f"{path.name} registers no method; it must call whereformer.positions.register")

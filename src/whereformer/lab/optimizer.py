@@ -1,4 +1,4 @@
-"""The optimizer and the learning rate schedules of all trainings, and means of weights."""
+"""The optimizer and the learning rate schedules of all trainings, and averages of weights."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ def build_optimizer(
     weight_decay: float = 0.01,
     eps: float = 1e-8,
 ) -> AdamW:
-    """Build AdamW with decay of the backbone's matrices.
+    """Build AdamW, with weight decay for the backbone's matrices.
 
-    Position methods have none: it pulls parameters towards zero, where some methods add nothing and others still do.
+    Position methods have no weight decay: it pulls parameters towards zero, where only some methods have no effect.
 
-    ``kernel_learning_rate`` is that of their ``kernel_parameters`` (such as TISA's kernels); None is ``learning_rate``.
+    ``kernel_learning_rate`` is for their ``kernel_parameters`` (such as TISA's kernels); if None, ``learning_rate``.
     """
     positions = [module for module in model.modules() if isinstance(module, PositionMethod)]
     positional = {id(parameter) for position in positions for parameter in position.parameters()}
-    matrices = [each for each in model.parameters() if each.dim() > 1 and id(each) not in positional]
+    matrices = [weight for weight in model.parameters() if weight.dim() > 1 and id(weight) not in positional]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay}]
     if kernel_learning_rate is not None:
         kernels = [parameter for position in positions for parameter in position.kernel_parameters()]
         groups.append({"params": kernels, "weight_decay": 0.0, "lr": kernel_learning_rate})
-    chosen = {id(parameter) for group in groups for parameter in group["params"]}
-    others = [parameter for parameter in model.parameters() if id(parameter) not in chosen]
-    groups.append({"params": others, "weight_decay": 0.0})
+    grouped = {id(parameter) for group in groups for parameter in group["params"]}
+    rest = [parameter for parameter in model.parameters() if id(parameter) not in grouped]
+    groups.append({"params": rest, "weight_decay": 0.0})
     return AdamW(groups, lr=learning_rate, betas=BETAS, eps=eps, fused=True)
 
 
 def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> LambdaLR:
-    """Return a schedule that rises to the rate in ``warmup`` steps, and goes on as :data:`SCHEDULES` say."""
+    """Return a schedule that rises to the rate in ``warmup`` steps, and then falls by one of :data:`SCHEDULES`."""
     warmup, after = max(1, warmup), SCHEDULES[name]
     return LambdaLR(optimizer, lambda step: min((step + 1) / warmup, after(step, warmup, steps)))
 
@@ -63,10 +63,10 @@ SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
 """The share of the peak at a step after the warm-up. Arguments: step, steps of the warm-up, steps in all."""
 
 
-class Averaged(nn.Module):
-    """A model, with the sum of its weights at some steps of its training, which are in its state.
+class WeightAverage(nn.Module):
+    """A model, and the sum of its weights at some steps of its training.
 
-    So a checkpoint has all that the mean needs, and a training that continues ends with the same one.
+    The sum is part of the state, so a training that continues from a checkpoint ends with the same average.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -76,7 +76,7 @@ class Averaged(nn.Module):
         self.sums: dict[str, Tensor] = {}
 
     def forward(self, **inputs: Any) -> Any:
-        """Return what the model returns."""
+        """Return the model's output."""
         return self.model(**inputs)
 
     @torch.no_grad()
@@ -88,14 +88,14 @@ class Averaged(nn.Module):
 
     @torch.no_grad()
     def take_mean(self) -> None:
-        """Give the model the mean of the weights that were added."""
+        """Set the model's weights to the mean of the added ones."""
         for name, weight in self.model.named_parameters():
             weight.copy_(self.sums[name] / self.count)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps besides the weights."""
+        """Return the state that a checkpoint saves besides the weights."""
         return {"count": self.count, "sums": self.sums}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Continue from what a checkpoint kept."""
+        """Continue from the state in a checkpoint."""
         self.count, self.sums = state["count"], state["sums"]

@@ -40,7 +40,7 @@ class Cell:
         text: its text.
         detail: a smaller line below.
         order: the value to sort by. Cells without one stay last in both directions.
-        title: what a pointer shows on a page.
+        title: the text that a page shows when a pointer is over the cell.
         style: its colors on a page, as CSS.
     """
 
@@ -52,12 +52,12 @@ class Cell:
 
     @classmethod
     def of_seeds(
-        cls, values: Sequence[float], show: Callable[[float], str], end: Callable[[float], str] | None, **more: Any
+        cls, values: Sequence[float], show: Callable[[float], str], end: Callable[[float], str] | None, **fields: Any
     ) -> Cell:
         """Return the cell of a median over seeds; its range is below, if the ends are shown and differ."""
         low, high = min(values), max(values)
         spread = f"{end(low)}{DASH}{end(high)}" if end is not None and low != high else ""
-        return cls(show(median(values)), spread, median(values), **more)
+        return cls(show(median(values)), spread, median(values), **fields)
 
 
 @dataclass(frozen=True)
@@ -65,33 +65,33 @@ class Sheet:
     """A table with its title, and notes below that say how to read it.
 
     Args:
-        title: what the table shows.
-        columns: the columns. The first names the rows, unless ``named`` says otherwise.
+        title: its title.
+        columns: the columns.
         rows: the cells of each row.
         notes: sentences below the table.
-        named: the index of the column that names the rows.
+        name_column: the index of the column with the rows' names.
         sortable: whether readers of a page can sort it.
         folded: whether it is on pages only, where a click opens it.
-        looks: rows by their index that look "best", which stand out on a page, or "dim", to compare with.
+        looks: the look of some rows, by their index: "best" stands out on a page, "dim" is only for comparison.
     """
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    named: int = 0
+    name_column: int = 0
     sortable: bool = False
     folded: bool = False
     looks: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[Cell | str]], **more: Any
+        cls, title: str, columns: Sequence[Column | str], rows: Sequence[Sequence[Cell | str]], **fields: Any
     ) -> Sheet:
-        """Make a sheet in which text stands for a column or a cell that has nothing else."""
-        heads = [each if isinstance(each, Column) else Column(each) for each in columns]
-        full = [tuple(each if isinstance(each, Cell) else Cell(each, order=each) for each in row) for row in rows]
-        return cls(title, tuple(heads), tuple(full), **more)
+        """Make a sheet. Columns and cells that have only text can be strings."""
+        heads = [column if isinstance(column, Column) else Column(column) for column in columns]
+        full = [tuple(cell if isinstance(cell, Cell) else Cell(cell, order=cell) for cell in row) for row in rows]
+        return cls(title, tuple(heads), tuple(full), **fields)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
         """Draw the sheet. Cells take several lines where the terminal has no room for them."""
@@ -103,7 +103,7 @@ class Sheet:
         yield Styled(self.title, "bold")
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(column.name for column in self.columns))
         for index, column in enumerate(self.columns):
-            left = column.left or index == self.named
+            left = column.left or index == self.name_column
             name = _lines(column.name, column.detail)
             table.add_column(name, justify="left" if left else "right", overflow="fold")
         for number, row in enumerate(self.rows):
@@ -114,9 +114,10 @@ class Sheet:
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""
-        heads = [_beside(column.name, column.detail) for column in self.columns]
-        rows = [[_beside(cell.text, cell.detail) for cell in row] for row in self.rows]
-        bars = ["---" if column.left or index == self.named else "---:" for index, column in enumerate(self.columns)]
+        heads = [_with_detail(column.name, column.detail) for column in self.columns]
+        rows = [[_with_detail(cell.text, cell.detail) for cell in row] for row in self.rows]
+        is_left = [column.left or index == self.name_column for index, column in enumerate(self.columns)]
+        bars = ["---" if left else "---:" for left in is_left]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
 
 
@@ -124,7 +125,7 @@ def _lines(text: str, detail: str) -> str:
     return f"{text}\n{detail}" if detail else text
 
 
-def _beside(text: str, detail: str) -> str:
+def _with_detail(text: str, detail: str) -> str:
     return (f"{text} ({detail})" if detail else text).replace("|", "\\|")
 
 

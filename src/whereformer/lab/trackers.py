@@ -26,17 +26,17 @@ def check_installed(tracker: str) -> None:
 
 
 @contextmanager
-def reporting(
-    tracker: str, folder: Path, say: Callable[[str], object]
+def open_tracker(
+    tracker: str, folder: Path, log: Callable[[str], object]
 ) -> Iterator[Callable[[int, Mapping[str, float]], Any]]:
-    """Yield a function that reports numbers by name, and after which step. Of several processes, the main one reports.
+    """Yield a function that logs a step's values by name; only the main process logs.
 
     If a tracker fails, for instance without network, the training goes on without it, and a line says so.
 
     Args:
         tracker: "tensorboard", which writes files; "trackio" or "wandb", whose functions are the same; or "none".
         folder: the folder of the results, after which a run is named.
-        say: is told of an error.
+        log: called with a message if the tracker fails.
     """
     if tracker == "none" or not ranks.is_main():
         yield lambda step, values: None
@@ -48,9 +48,9 @@ def reporting(
             if not failed:
                 try:
                     call(*arguments)
-                except Exception as error:  # of any kind, such as those of the network
+                except Exception as error:  # of any kind, such as a network error
                     failed.append(one_line(str(error)) or type(error).__name__)
-                    say(f"{tracker} fails, and gets no more numbers: {failed[0]}")
+                    log(f"{tracker} failed, and gets no more numbers: {failed[0]}")
 
         try:
             yield partial(attempt, report)

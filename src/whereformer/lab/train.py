@@ -1,6 +1,7 @@
 """The training loop: one process or several, on a CPU or GPUs, and from any checkpoint to the same bits.
 
-No step waits for the device. Losses stay there, and are fetched every ``log_every`` steps; that is when NaN is found.
+No step waits for the device. Losses stay there and are fetched every ``log_every`` steps, and only then checked for
+NaN.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError, listed, one_line
+from ..errors import InputError, join_words, one_line
 from ..files import new_folder, remove
 from ..provenance import this_version
 from .optimizer import build_optimizer, build_schedule
-from .run import handling
+from .run import handle_signals
 
 Batch = dict[str, Tensor]
-MOST_NORM = 1.0
-"""The most that the norm of all gradients may be."""
-PARTS = ("model", "optimizer", "scheduler")  # whose states a checkpoint has
+MAX_GRAD_NORM = 1.0
+"""Gradients are scaled down if their joint norm is larger."""
+PARTS = ("model", "optimizer", "scheduler")
+"""The attributes of :class:`_State` whose states a checkpoint has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +44,15 @@ class Training:
     Args:
         steps: the number of steps.
         rate: the peak of the learning rate.
-        kernel_rate: that of position methods' ``kernel_parameters``; None is ``rate``.
-        optimizer: builds an optimizer for a model, with its schedule; None is AdamW with ``schedule``.
-        schedule: how the rate goes on after the warm-up, a name in ``SCHEDULES``.
-        warmup: steps in which the rate rises to its peak; None is a tenth of all.
+        kernel_rate: the peak for position methods' ``kernel_parameters``; if None, ``rate``.
+        optimizer: builds an optimizer for a model, with its schedule; if None, AdamW with ``schedule``.
+        schedule: how the rate falls after the warm-up, a name in ``SCHEDULES``.
+        warmup: steps in which the rate rises to its peak; if None, a tenth of all.
         accumulate: parts of a batch that are computed one after another, in less memory.
-        bfloat16: whether to compute in it; None is on a GPU.
-        log_every: steps between looks at the losses.
-        compiled: whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; in one process,
-            and without ``accumulate``.
+        bfloat16: whether to compute in it; if None, only on a GPU.
+        log_every: steps between reports of the loss.
+        compiled: whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; only in one
+            process, and without ``accumulate``.
     """
 
     steps: int
@@ -74,8 +76,8 @@ class Training:
 
 
 @dataclass
-class Trained:
-    """A training so far.
+class Progress:
+    """The steps of a training so far.
 
     Args:
         step: the number of steps.
@@ -95,36 +97,36 @@ class Checkpoints:
     """Where and how often a training is saved.
 
     Args:
-        folder: the folder, for this training alone.
-        every: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
-        what: JSON that says which training it is; a checkpoint of another one is passed over.
-        say: is told which training continues, and which checkpoints are passed over, and why.
-        keep: how many checkpoints to keep.
-        keeps: says whether a checkpoint of a version of this package counts, as :meth:`.run.Run.keeps` does.
-        also: writes more into the folder of each, such as the model as other programs read it.
+        folder: the folder, which only this training uses.
+        interval: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
+        training_id: JSON that identifies the training; checkpoints of other trainings are skipped.
+        log: called with messages: which training continues, and which checkpoints are skipped, and why.
+        max_checkpoints: how many checkpoints to keep.
+        save_extra: writes more into each folder, such as the model in the format of other programs.
+        keeps: returns whether to keep a checkpoint of a version of this package, as :meth:`.run.Run.keeps` does.
     """
 
     folder: Path
-    every: int
-    what: Any = None
-    say: Callable[[str], None] = print
-    keep: int = 1
-    also: Callable[[Path], object] = lambda folder: None
+    interval: int
+    training_id: Any = None
+    log: Callable[[str], None] = print
+    max_checkpoints: int = 1
+    save_extra: Callable[[Path], object] = lambda folder: None
     keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 
 class NotFiniteError(InputError):
-    """A loss is not finite. It names ``learning_rate``, and says what to try."""
+    """A loss is not finite. The error is about ``learning_rate``, and suggests another value."""
 
     @classmethod
     def after(cls, step: int, rate: float) -> NotFiniteError:
         """Return the error of a loss after some steps with a peak learning rate."""
-        told = f"the loss is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}"
-        return cls("learning_rate", told)
+        reason = f"the loss is not finite (NaN or inf) after {step} steps; {rate:g} is too high, try {rate / 4:g}"
+        return cls("learning_rate", reason)
 
     @property
     def problem(self) -> str:
-        """What is not finite, without the advice."""
+        """The reason without the suggestion."""
         return self.reason.partition(";")[0]
 
 
@@ -138,71 +140,71 @@ def train(
     score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,
-    tell: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
-) -> Trained:
+    log_metrics: Callable[[int, Mapping[str, float]], None] = lambda step, values: None,
+) -> Progress:
     """Train a model that returns its loss, the mean over the labels of a batch.
 
     Args:
         model: the model; it is moved to the device.
         batches: returns the batch of each step from 0 on: tensors on the CPU, a row for each example, with "labels".
-            Of several processes, each takes its rows of it.
+            Each of several processes trains on its part of the rows.
         training: how it is trained.
         device: "cpu" or "cuda".
         score: computes a held-out score after a step.
         score_at: the numbers of steps after which it is computed.
         checkpoints: where to save, and to continue from.
-        on_log: is told how many more steps are done, and the last loss.
-        tell: is told the last loss by its name, and after which step, as a tracker is.
+        on_log: called with the number of new steps and the last loss.
+        log_metrics: called with the step and the last loss by its name, for a tracker.
 
     Raises:
         NotFiniteError: if a loss is not finite.
-        InputError: if it is not finite since its batch has no label.
+        InputError: if it is not finite because its batch has no label.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
     """
     state = _State.of(model, training, device)
     if ranks.rank():  # or dropout would be the same in the rows of all processes
         torch.manual_seed(hash((torch.initial_seed(), ranks.rank())))
-    done = Trained() if checkpoints is None else state.load(checkpoints)
-    if checkpoints is not None and done.step:
-        checkpoints.say(f"{checkpoints.folder}: continuing after step {done.step:,} of {training.steps:,}")
-        on_log(done.step, done.losses[-1])
-    done.versions = sorted({*done.versions, this_version()})
+    progress = Progress() if checkpoints is None else state.load(checkpoints)
+    if checkpoints is not None and progress.step:
+        checkpoints.log(f"{checkpoints.folder}: continuing after step {progress.step:,} of {training.steps:,}")
+        on_log(progress.step, progress.losses[-1])
+    progress.versions = sorted({*progress.versions, this_version()})
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     interrupts: list[int] = []
-    with handling(lambda number, frame: interrupts.append(number), signal.SIGINT, signal.SIGTERM):
-        for step in range(done.step + 1, training.steps + 1):
-            parts = _parts(batches(step - 1), training.accumulate)
+    with handle_signals(lambda number, frame: interrupts.append(number), signal.SIGINT, signal.SIGTERM):
+        for step in range(progress.step + 1, training.steps + 1):
+            parts = _split_batch(batches(step - 1), training.accumulate)
             losses[step - 1] = state.step(parts, training)
-            saves = checkpoints is not None and step % checkpoints.every == 0
+            saves = checkpoints is not None and step % checkpoints.interval == 0
             scores = score is not None and step in score_at
             stops = bool(interrupts) and ranks.size() == 1  # several processes agree below
             if step % training.log_every and step < training.steps and not (saves or scores or stops):
                 continue
             # From here on, it waits for the device.
-            found = ranks.gather((losses[done.step : step].tolist(), bool(interrupts)))
-            stops = any(interrupted for _, interrupted in found)
-            new = [fmean(each) for each in zip(*(values for values, _ in found), strict=True)]
-            for number, loss in enumerate(new, done.step + 1):
+            reports = ranks.gather((losses[progress.step : step].tolist(), bool(interrupts)))
+            stops = any(interrupted for _, interrupted in reports)
+            new_losses = [fmean(values) for values in zip(*(values for values, _ in reports), strict=True)]
+            for number, loss in enumerate(new_losses, progress.step + 1):
                 if not math.isfinite(loss):
                     _check_labels(batches(number - 1), number)
                     raise NotFiniteError.after(number - 1, training.rate)
-            on_log(step - done.step, new[-1])
-            tell(step, {"train/loss": new[-1]})
-            done.step, done.losses = step, [*done.losses, *new]
+            on_log(step - progress.step, new_losses[-1])
+            log_metrics(step, {"train/loss": new_losses[-1]})
+            progress.step, progress.losses = step, [*progress.losses, *new_losses]
             if score is not None and scores:
-                done.scores.append([step, score(step)])
+                progress.scores.append([step, score(step)])
                 model.train()
             if checkpoints is not None and (saves or stops) and step < training.steps:
-                state.save(checkpoints, done)
+                state.save(checkpoints, progress)
             if stops:
                 raise KeyboardInterrupt
-    return done
+    return progress
 
 
 @dataclass(frozen=True)
 class _State:
-    """What changes with a step: a model, its optimizer and schedule, and torch's random numbers."""
+    """The state that a step changes: a model, its optimizer and schedule, and torch's random numbers."""
 
     model: nn.Module
     wrapped: nn.Module
@@ -220,51 +222,53 @@ class _State:
         if training.compiled:
             graphs = "reduce-overhead" if device.type == "cuda" else None
             wrapped = cast(nn.Module, torch.compile(model, mode=graphs, dynamic=False))
-        if ranks.size() > 1:  # parameters that no row of a process used must stay equal everywhere, too
+        if ranks.size() > 1:  # parameters that no row of a process used must stay equal in all processes, too
             wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         return cls(model, wrapped, list(model.parameters()), optimizer, scheduler, device)
 
     def step(self, parts: Sequence[tuple[float | None, Batch]], training: Training) -> Tensor:
         """Take one step on the parts of a batch. Return this process's loss, on the device."""
-        wide = self.device.type == "cpu" if training.bfloat16 is None else not training.bfloat16
+        is_float32 = self.device.type == "cpu" if training.bfloat16 is None else not training.bfloat16
         total = torch.zeros((), device=self.device)
         for number, (share, part) in enumerate(parts, 1):
-            pinned = {name: each.pin_memory() if self.device.type == "cuda" else each for name, each in part.items()}
-            inputs = {name: each.to(self.device, non_blocking=True) for name, each in pinned.items()}
+            if self.device.type == "cuda":
+                part = {name: tensor.pin_memory() for name, tensor in part.items()}
+            inputs = {name: tensor.to(self.device, non_blocking=True) for name, tensor in part.items()}
             waits = number < len(parts) and isinstance(self.wrapped, DistributedDataParallel)
             with self.wrapped.no_sync() if waits else nullcontext():  # type: ignore[operator]
-                with nullcontext() if wide else torch.autocast(self.device.type, torch.bfloat16):
+                with nullcontext() if is_float32 else torch.autocast(self.device.type, torch.bfloat16):
                     loss = self.wrapped(**inputs).loss
                 if share is not None:
                     loss = loss * share
                 loss.backward()
             total += loss.detach()
-        nn.utils.clip_grad_norm_(self.parameters, MOST_NORM)
+        nn.utils.clip_grad_norm_(self.parameters, MAX_GRAD_NORM)
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         return total
 
-    def save(self, to: Checkpoints, done: Trained) -> None:
+    def save(self, checkpoints: Checkpoints, progress: Progress) -> None:
         """Save a training as a folder, which gets its name when all of it is on the disk."""
-        numbers = ranks.gather(_random_numbers(self.device))
+        random_states = ranks.gather(_get_random_state(self.device))
         if ranks.is_main():
-            with new_folder(to.folder / f"checkpoint-{done.step}") as partial:
+            with new_folder(checkpoints.folder / f"checkpoint-{progress.step}") as partial:
                 parts = {name: getattr(self, name).state_dict() for name in PARTS}
-                torch.save({**parts, "random": numbers}, partial / "state.pt")
-                to.also(partial)
-                manifest.write(partial, {"what": to.what, "done": asdict(done)})
-            # Later ones were passed over. They stay until this training gets so far, and must not push this one out.
-            for older in _folders(to.folder, done.step)[: -to.keep]:
+                torch.save({**parts, "random": random_states}, partial / "state.pt")
+                checkpoints.save_extra(partial)
+                manifest.write(partial, {"what": checkpoints.training_id, "done": asdict(progress)})
+            # Checkpoints of later steps were skipped. They stay until this training reaches their steps, and must not
+            # push this one out.
+            for older in _folders(checkpoints.folder, progress.step)[: -checkpoints.max_checkpoints]:
                 remove(older)
         ranks.wait()
 
-    def load(self, of: Checkpoints) -> Trained:
-        """Continue from the last whole checkpoint of this training, if there is one."""
-        chosen = ranks.from_main(lambda: _newest(of))
-        if chosen is None:
-            return Trained()
-        folder, done = chosen
+    def load(self, checkpoints: Checkpoints) -> Progress:
+        """Continue from the last complete checkpoint of this training, if there is one."""
+        latest = ranks.from_main(lambda: _find_latest(checkpoints))
+        if latest is None:
+            return Progress()
+        folder, progress = latest
         try:
             parts = torch.load(folder / "state.pt", map_location=self.device, weights_only=True)
             for name in PARTS:
@@ -276,75 +280,78 @@ class _State:
                 if self.device.type == "cuda":
                     torch.cuda.set_rng_state(mine["cuda"].cpu(), self.device)
             else:
-                torch.manual_seed(hash((done.step, ranks.rank())))  # no two processes may draw the same numbers
-        except Exception as error:  # of all kinds, if somebody wrote it who knows how manifests are made
+                torch.manual_seed(hash((progress.step, ranks.rank())))  # no two processes may draw the same numbers
+        except Exception as error:  # any kind of error, if a program that imitates manifests wrote the file
             reason = one_line(str(error)).partition(". ")[0][:200] or type(error).__name__
             raise InputError(None, f"{folder} cannot be loaded ({reason}); move it away") from None
-        return done
+        return progress
 
     def _check_sizes(self) -> None:
-        """Check the means of a fused AdamW, which takes them to be as large as the parameters."""
-        for parameter, kept in self.optimizer.state.items() if isinstance(self.optimizer, AdamW) else ():
+        """Check the means of a fused AdamW, which assumes that they are as large as the parameters."""
+        for parameter, moments in self.optimizer.state.items() if isinstance(self.optimizer, AdamW) else ():
             sizes = {"step": torch.Size(), "exp_avg": parameter.shape, "exp_avg_sq": parameter.shape}
-            if {name: mean.shape for name, mean in kept.items()} != sizes:
-                raise ValueError("the optimizer has means of other sizes")
+            if {name: moment.shape for name, moment in moments.items()} != sizes:
+                raise ValueError("the optimizer's means have the wrong sizes")
 
 
-def _random_numbers(device: torch.device) -> dict[str, Tensor]:
+def _get_random_state(device: torch.device) -> dict[str, Tensor]:
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **cuda}
 
 
 def _folders(folder: Path, last: float = math.inf) -> list[Path]:
     """Return the folders of checkpoints, in the order of their steps, up to a last step."""
-    found = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
-    return [found[step] for step in sorted(found) if step <= last]
+    folders = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
+    return [folders[step] for step in sorted(folders) if step <= last]
 
 
-def _newest(of: Checkpoints) -> tuple[Path, Trained] | None:
-    """Return the last whole checkpoint of a training. Say which are passed over."""
-    for folder in reversed(_folders(of.folder)):
-        if (problem := manifest.problem(folder, {"what": of.what})) is None:
-            done: Any = manifest.read(folder).get("done")
-            if manifest.fits(Trained, done) and (found := Trained(**done)).step == len(found.losses) > 0:
-                found.versions = found.versions or [manifest.version(folder)]
-                refused = [version for version in found.versions if not of.keeps(version)]
+def _find_latest(checkpoints: Checkpoints) -> tuple[Path, Progress] | None:
+    """Return the last complete checkpoint of a training, and log which are skipped."""
+    for folder in reversed(_folders(checkpoints.folder)):
+        if (problem := manifest.find_problem(folder, {"what": checkpoints.training_id})) is None:
+            content: Any = manifest.read(folder).get("done")
+            if (
+                manifest.matches_type(Progress, content)
+                and (progress := Progress(**content)).step == len(progress.losses) > 0
+            ):
+                progress.versions = progress.versions or [manifest.version(folder)]
+                refused = [version for version in progress.versions if not checkpoints.keeps(version)]
                 if not refused:
-                    return folder, found
-                problem = f"it is of whereformer {listed(refused)} (--keep-versions continues it)"
+                    return folder, progress
+                problem = f"it is of whereformer {join_words(refused)} (--keep-versions continues it)"
             else:
-                problem = "its manifest has something else"
-        of.say(f"passing over {folder}: {problem}")
+                problem = "its manifest does not describe a checkpoint"
+        checkpoints.log(f"skipping {folder}: {problem}")
     return None
 
 
-def _parts(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
+def _split_batch(batch: Batch, accumulate: int) -> list[tuple[float | None, Batch]]:
     """Return the parts of a step's batch for this process, each with its share of the labels.
 
-    The loss of a part is the mean over its labels. Times its share, and with the mean over processes that
-    DistributedDataParallel takes, gradients and losses are those of the batch's mean. A batch in one part has none. A
-    part without a label, whose mean is no number, reads a row that has one, and counts nothing.
+    The loss of a part is the mean over its labels. It is multiplied by the share, and DistributedDataParallel takes the
+    mean over processes, so gradients and losses equal those for the mean over the batch. A batch in one part has no
+    share. A part without a label has no mean loss: it reads a row that has a label instead, with a share of 0.
     """
     count = ranks.size() * accumulate
     if count == 1:
         return [(None, batch)]
     parts: list[tuple[float | None, Batch]] = []
-    for at in range(ranks.rank(), count, ranks.size()):
-        part = {name: each[at::count] for name, each in batch.items()}
-        share = _labels(part["labels"]) * ranks.size() / _labels(batch["labels"])
+    for index in range(ranks.rank(), count, ranks.size()):
+        part = {name: tensor[index::count] for name, tensor in batch.items()}
+        share = _count_labels(part["labels"]) * ranks.size() / _count_labels(batch["labels"])
         if not share:
-            row = max(range(len(batch["labels"])), key=lambda row: _labels(batch["labels"][row]))
-            part = {name: each[[row] * max(1, len(part["labels"]))] for name, each in batch.items()}
+            row = max(range(len(batch["labels"])), key=lambda row: _count_labels(batch["labels"][row]))
+            part = {name: tensor[[row] * max(1, len(part["labels"]))] for name, tensor in batch.items()}
         parts.append((share, part))
     return parts
 
 
 def _check_labels(batch: Batch, step: int) -> None:
     """Check that a batch has a label, if it has labels at all. A mean over zero labels is not a number."""
-    if "labels" in batch and not _labels(batch["labels"]):
+    if "labels" in batch and not _count_labels(batch["labels"]):
         raise InputError(None, f"step {step:,} has nothing to predict, so its loss is not a number; give other data")
 
 
-def _labels(labels: Tensor) -> int:
-    """Count labels. Numbers to predict may be any."""
+def _count_labels(labels: Tensor) -> int:
+    """Count labels. Every number to predict is a label."""
     return labels.numel() if labels.is_floating_point() else int(np.count_nonzero(labels.numpy() != IGNORED))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from .checks import MAX_IDS
 
 MAX_LAYERS = 1000
@@ -33,7 +33,7 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
         # More digits than Python reads would be an error of another kind.
         match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part)
         if match is None:
-            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {shown(blocks)}")
+            raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {short_repr(blocks)}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))
     passes = sum(block.layers * block.repeats for block in parsed)
     if passes > MAX_LAYERS:
@@ -55,7 +55,9 @@ def parse_windows(windows: str | None, blocks: Sequence[Block], decoder: Sequenc
         return (None,) * len(strides)
     # More digits than Python reads would be an error of another kind.
     if not isinstance(windows, str) or not re.fullmatch(r" *[0-9]{1,20} *(, *[0-9]{1,20} *)*", windows, re.ASCII):
-        raise InputError("windows", f"expected numbers as '128' or '128,128,0' (0: no window), got {shown(windows)}")
+        raise InputError(
+            "windows", f"expected numbers as '128' or '128,128,0' (0: no window), got {short_repr(windows)}"
+        )
     numbers = [int(number) for number in windows.split(",")]
     if max(numbers) > MAX_IDS:
         raise InputError("windows", f"expected at most {MAX_IDS}, got {max(numbers)}")

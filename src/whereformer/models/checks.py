@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
-from ..errors import InputError, meant, shown
-from ..kernels.choose import BACKENDS
-from ..kernels.tracing import can_look
+from ..checks import check_choice, check_kind, check_range, kind_error
+from ..errors import InputError, short_repr, suggest
+from ..kernels.backend_choice import BACKENDS
+from ..kernels.tracing import can_read
 from ..positions import check_name
 
 
@@ -47,7 +48,7 @@ def to_token_mask(mask: Tensor | None) -> Tensor | None:
     if mask is None:
         return None
     token_mask = mask.bool()
-    return None if can_look(token_mask) and bool(token_mask.all()) else token_mask
+    return None if can_read(token_mask) and bool(token_mask.all()) else token_mask
 
 
 def embed_tokens(name: str, embeddings: nn.Module, width: int, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
@@ -84,8 +85,6 @@ MAX_IDS = 2**31 - 1
 
 MAX_LABELS = 2**16
 """The largest number of labels of a classifier. transformers gives each a name, so a file could need any memory."""
-
-_TYPE_NAMES = {bool: "True or False", str: "text"}
 
 _TRANSFORMERS_NAMES = {
     *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
@@ -155,21 +154,18 @@ class StrictConfig(PreTrainedConfig):
         for name in kwargs:
             if name not in _known_names(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
-                raise InputError(name, f"not a field of {type(self).__name__}{meant(name, names)}")
+                raise InputError(name, f"not a field of {type(self).__name__}{suggest(name, names)}")
         check_entries(kwargs)
         for field in fields(type(self)):
             name, value, default = field.name, getattr(self, field.name), field.default
             if name in self.bounds and (value is not None or not (default is None or name.endswith("_token_id"))):
                 _check_number(name, value, *self.bounds[name])
-            if type(default) in _TYPE_NAMES and type(value) is not type(default):
-                raise InputError(name, f"expected {_TYPE_NAMES[type(default)]}, got {shown(value)}")
+            if type(default) in (bool, str):
+                check_kind(name, value, type(default))
         for name, choices in self.choices.items():
-            if getattr(self, name) not in choices:
-                expected = " or ".join(repr(choice) for choice in choices)
-                raise InputError(name, f"expected {expected}, got {shown(getattr(self, name))}")
+            check_choice(name, getattr(self, name), choices)
         for name in self.activations:
-            if getattr(self, name) not in ACT2FN:
-                raise InputError(name, f"expected one of {', '.join(ACT2FN)}, got {shown(getattr(self, name))}")
+            check_choice(name, getattr(self, name), ACT2FN)
         self._check_position()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
@@ -181,7 +177,7 @@ class StrictConfig(PreTrainedConfig):
     def _check_position(self) -> None:
         """Check that position methods exist, each with its options."""
         if not isinstance(self.position_options, dict | None):
-            raise InputError("position_options", f"expected a dictionary, got {shown(self.position_options)}")
+            raise InputError("position_options", f"expected a dictionary, got {short_repr(self.position_options)}")
         self.position_options = self.position_options or {}
         check_name(self.position)
         try:
@@ -190,15 +186,13 @@ class StrictConfig(PreTrainedConfig):
             raise InputError("position_options", str(error)) from None
 
 
-def _check_number(name: str, value: object, minimum: float, maximum: float) -> None:
-    is_integer = isinstance(minimum, int) and isinstance(maximum, int)
-    if not isinstance(value, int if is_integer else (int, float)) or isinstance(value, bool):
-        raise InputError(name, f"expected {'an integer' if is_integer else 'a number'}, got {shown(value)}")
-    # "value < minimum" would let NaN pass.
-    if not value >= minimum:
-        raise InputError(name, f"expected at least {minimum}, got {shown(value)}")
-    if not value <= maximum:
-        raise InputError(name, f"expected at most {maximum}, got {shown(value)}")
+def _check_number(name: str, value: object, low: float, high: float) -> None:
+    """Check a number: an integer if both limits are integers. Only Python's numbers can be saved as JSON."""
+    kind = int if isinstance(low, int) and isinstance(high, int) else float
+    if not isinstance(value, int | float):
+        raise kind_error(name, value, kind)
+    check_kind(name, value, kind)
+    check_range(name, value, low, high)
 
 
 def check_entries(entries: Mapping[str, object]) -> None:
@@ -207,7 +201,7 @@ def check_entries(entries: Mapping[str, object]) -> None:
         _check_number("num_labels", entries["num_labels"], 0, MAX_LABELS)
     for name, value in entries.items():
         if name.endswith("_implementation") and "/" in str(value):
-            raise InputError(name, f"code from the Hub is not run, got {shown(value)}")
+            raise InputError(name, f"code from the Hub is not run, got {short_repr(value)}")
         if name.endswith("_config") and isinstance(value, dict):
             check_entries(value)
 

@@ -5,7 +5,7 @@ from copy import deepcopy
 from math import ceil
 from typing import Any, ClassVar, Self
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..positions import component_names
 from .blocks import Block, parse_blocks, parse_windows
 from .checks import MAX_IDS, MAX_WIDTH, StrictConfig
@@ -196,9 +196,9 @@ class EncoderConfig(StrictConfig):
         # A single integer is accepted as a number, too.
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
-                setattr(self, name, shown(getattr(self, name)))
+                setattr(self, name, short_repr(getattr(self, name)))
         if "num_hidden_layers" in kwargs:
-            raise InputError("num_hidden_layers", f"use blocks={shown(kwargs['num_hidden_layers'])!r} instead")
+            raise InputError("num_hidden_layers", f"use blocks={short_repr(kwargs['num_hidden_layers'])!r} instead")
         super().__post_init__(**kwargs)
         pools, decoder = len(parse_blocks(self.blocks)) > 1, self.decoder_blocks
         pad, blocks, pooling = self.pad_token_id, self.blocks, self.classifier_pooling
@@ -306,7 +306,7 @@ def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: for another name.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {shown(name)}")
+        raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {short_repr(name)}")
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}
     if "position" in changes and PRESETS[name].get("position") not in component_names(changes["position"]):
         preset.pop("position_options", None)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from ..kernels import Positions, PositionsLike
-from ..kernels.tracing import can_look
-from ..kernels.varlen import packed_texts
+from ..kernels.tracing import can_read
+from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
@@ -299,7 +299,7 @@ class Encoder(EncoderPreTrainedModel):
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
-        texts = packed_texts(inputs, words, length, length)
+        texts = packed_document_ids(inputs, words, length, length)
         if documents is not None and texts is not None:
             raise InputError("document_ids", "expected None with cu_seq_lens_q or seq_idx, which have the same meaning")
         if documents is not None or texts is not None:
@@ -308,7 +308,7 @@ class Encoder(EncoderPreTrainedModel):
             return None
         rows = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
         begins = steps_between_tokens(rows, token_mask)[0] <= 0
-        if can_look(begins) and not begins.any():
+        if can_read(begins) and not begins.any():
             return None
         return begins.cumsum(1).expand(batch, -1)
 
@@ -335,9 +335,9 @@ class Encoder(EncoderPreTrainedModel):
             return Positions(0, 1, length) if positions is None else positions, None
         max_length = inputs.get("max_length_q")
         positions, stop = positions_in_documents(documents, token_mask, max_length)
-        if max_length is not None and (not isinstance(max_length, int) or (can_look(positions) and max_length < stop)):
-            reason = f"expected the length of the longest text, {stop}, got {shown(max_length)}"
+        if max_length is not None and (not isinstance(max_length, int) or (can_read(positions) and max_length < stop)):
+            reason = f"expected the length of the longest text, {stop}, got {short_repr(max_length)}"
             raise InputError("max_length_q", reason)
-        if position_ids is not None and can_look(position_ids) and not (position_ids == positions).all():
+        if position_ids is not None and can_read(position_ids) and not (position_ids == positions).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
         return positions, stop

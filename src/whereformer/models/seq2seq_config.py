@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from .blocks import MAX_LAYERS
 from .checks import MAX_IDS, StrictConfig
 
@@ -89,7 +89,7 @@ class Seq2SeqConfig(StrictConfig):
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)
             if token is None or not 0 <= token < self.vocab_size:
-                raise InputError(name, f"expected a token of the {self.vocab_size}, got {shown(token)}")
+                raise InputError(name, f"expected a token of the {self.vocab_size}, got {short_repr(token)}")
         if self.initializer_range is None:
             self.initializer_range = self.hidden_size**-0.5
 

@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ..errors import InputError, meant, shown
+from ..errors import InputError, short_repr, suggest
 from .base import ModelShape, OffsetFunction, PositionMethod, PositionRangeError, check_value
 from .composite import CompositeMethod
 from .site import Site
@@ -69,7 +69,7 @@ def position_names(pattern: str | None = None) -> list[str]:
     :func:`~whereformer.positions.method_class`, are facts about the method.
     """
     if not isinstance(pattern, str | None):
-        raise InputError("pattern", f"expected a text such as 'rope*', got {shown(pattern)}")
+        raise InputError("pattern", f"expected a text such as 'rope*', got {short_repr(pattern)}")
     if pattern is None:
         return list(METHODS)
     matches = {ALIASES.get(name, name) for name in (*METHODS, *ALIASES) if fnmatchcase(name, pattern)}
@@ -91,10 +91,10 @@ def layer_pattern(name: str) -> list[list[str]]:
     Aliases are replaced by the registry's names.
     """
     if not isinstance(name, str):
-        raise InputError("position", f"expected the name of a method, got {shown(name)}")
+        raise InputError("position", f"expected the name of a method, got {short_repr(name)}")
     pattern = [[part.strip() for part in parts.split("+")] for parts in name.split("/")]
     if not all(map(all, pattern)):
-        raise InputError("position", f"a method name is missing in {shown(name)}; 'none' means no positions")
+        raise InputError("position", f"a method name is missing in {short_repr(name)}; 'none' means no positions")
     return [[ALIASES.get(part, part) for part in parts] for parts in pattern]
 
 
@@ -217,12 +217,12 @@ def method_class(name: str) -> type[PositionMethod]:
         InputError: for an unknown name.
     """
     if not isinstance(name, str):
-        raise InputError("position", f"expected the name of a method, got {shown(name)}")
+        raise InputError("position", f"expected the name of a method, got {short_repr(name)}")
     name = ALIASES.get(name, name)
     if name not in METHODS:
         known = f"known: {', '.join(METHODS)}, a+b, and the methods that a `plugin` registers"
-        hint = meant(name, [*METHODS, *ALIASES])
-        raise InputError("position", f"unknown position method {shown(name)}{hint or ';'} {known}")
+        hint = suggest(name, [*METHODS, *ALIASES])
+        raise InputError("position", f"unknown position method {short_repr(name)}{hint or ';'} {known}")
     entry = METHODS[name]
     if isinstance(entry, str):
         module, _, attribute = entry.partition(":")
@@ -255,7 +255,7 @@ def _sort_options(
         if option in methods and isinstance(value, Mapping):
             separate_options.append((option, value))
         elif option in methods and not takers:
-            raise InputError(option, f"expected a dictionary with options of only this method, got {shown(value)}")
+            raise InputError(option, f"expected a dictionary with options of only this method, got {short_repr(value)}")
         elif not takers:
             known_names = sorted(set().union(*known.values()))
             raise TypeError(_no_option(name, option, known_names))

@@ -10,16 +10,16 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
-from numbers import Real as RealNumber
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import InputError, shown
+from ..checks import check_kind, check_range
+from ..errors import InputError, short_repr
 from ..kernels import attention
-from ..kernels.call import shows_options
+from ..kernels.make_call import SoftmaxOptions, show_options
 from ..kernels.terms import (
     DenseBias,
     OffsetBias,
@@ -30,8 +30,9 @@ from ..kernels.terms import (
     offsets_between,
     position_values,
 )
-from ..kernels.tracing import are_numbers, can_look
+from ..kernels.tracing import are_static, can_read
 from .site import Site
+from .tables import Sources
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Real
@@ -41,13 +42,8 @@ MAX_INTEGER = 2**20
 MAX_POSITIONS = 2**31 - 1
 """The largest number of positions of a table."""
 
-_KINDS: dict[str, tuple[Any, str]] = {
-    "int": (Integral, "an integer"),
-    "float": (RealNumber, "a number"),
-    "bool": (bool, "True or False"),
-    "str": (str, "text"),
-}
-"""The type of a value and its name in errors, by the annotation of the option."""
+_KINDS = {"int": int, "float": float, "bool": bool, "str": str}
+"""The kind of a value by the annotation of the option."""
 
 
 def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_INTEGER) -> None:
@@ -56,17 +52,15 @@ def check_value(field: str, value: Any, annotation: str, max_integer: int = MAX_
     Raises:
         InputError: for a value of another type, a number that is not finite, or an integer beyond ``max_integer``.
     """
-    kind, description = _KINDS.get(annotation.partition(" | ")[0], (object, ""))
-    if kind is object or (value is None and annotation.endswith("None")):
+    kind = _KINDS.get(annotation.partition(" | ")[0])
+    if kind is None or (value is None and annotation.endswith("None")):
         return
-    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
-        raise InputError(field, f"expected {description}, got {shown(value)}")
-    if kind is Integral and not -max_integer <= value <= max_integer:
-        limit = f"at most {max_integer}" if value > 0 else f"at least {-max_integer}"
-        raise InputError(field, f"expected {limit}, got {shown(value)}")
+    check_kind(field, value, kind)
+    if kind is int:
+        check_range(field, value, -max_integer, max_integer)
     # An integer may be beyond all floats.
-    if kind is RealNumber and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
-        raise InputError(field, f"expected a finite number, got {shown(value)}")
+    if kind is float and not (abs(value) < 2**1023 if isinstance(value, int) else math.isfinite(value)):
+        raise InputError(field, f"expected a finite number, got {short_repr(value)}")
 
 
 def check_min(minimum: int, **options: float | None) -> None:
@@ -76,14 +70,8 @@ def check_min(minimum: int, **options: float | None) -> None:
         InputError: for the first option that is smaller, by its name.
     """
     for name, value in options.items():
-        if value is not None and value < minimum:
-            raise InputError(name, f"expected at least {minimum}, got {shown(value)}")
-
-
-def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
-    """Raise an InputError that names the option if its value is not one of the choices."""
-    if value not in choices:
-        raise InputError(name, f"expected one of {', '.join(choices)}, got {value!r}")
+        if value is not None:
+            check_range(name, value, minimum)
 
 
 class PositionRangeError(ValueError):
@@ -140,7 +128,7 @@ class ModelShape:
         are_integers = isinstance(layers, range | list | tuple) and all(isinstance(layer, Integral) for layer in layers)
         if not are_integers or len(layers) != self.num_layers or min(layers) < 0:
             expected = f"expected a number for each of {self.num_layers} layers"
-            raise InputError("layer_of_pass", f"{expected}, got {shown(layers)}")
+            raise InputError("layer_of_pass", f"{expected}, got {short_repr(layers)}")
         values = {
             "head_dim": self.head_dim or self.hidden_size // self.num_heads,
             "embedding_size": self.embedding_size or self.hidden_size,
@@ -149,11 +137,6 @@ class ModelShape:
         for name, value in values.items():
             object.__setattr__(self, name, value)  # the dataclass is frozen
 
-
-_SITE_OPTIONS = {
-    "query_positions", "key_positions", "key_mask", "causal", "window", "scale", "query_documents", "key_documents",
-}  # fmt: skip
-"""The arguments of ``attention`` that a site has."""
 
 _HOOKS = {
     "embed": ("embeddings",),
@@ -264,7 +247,7 @@ class PositionMethod(nn.Module):
         """Whether the method does anything in :meth:`attend`, in one layer or, if None, in any layer."""
         return any(method.acts_on - {"embeddings"} for method in self.components(layer))
 
-    @shows_options(attention, without=_SITE_OPTIONS)
+    @show_options(SoftmaxOptions)
     def attend(
         self,
         hidden: Float[Tensor, "batch n_q hidden_size"],
@@ -276,7 +259,7 @@ class PositionMethod(nn.Module):
         *,
         return_lse: bool = False,
         backend: str = "auto",
-        **options: Any,
+        **options: Unpack[SoftmaxOptions],
     ) -> Any:
         """Run attention with the method: all its hooks in a layer except ``embed``, then :func:`whereformer.attention`.
 
@@ -310,8 +293,8 @@ class PositionMethod(nn.Module):
             self._warn_missing_embed()
         query, key, value, method_terms = self.apply_hooks(hidden, query, key, value, site)
         site_options: dict[str, Any] = {**site.options(query), "causal": bool(site.causal or self.model.causal)}
-        options |= {"return_lse": return_lse, "backend": backend}
-        return attention(query, key, value, (*method_terms, *terms), **site_options, **options)
+        other_options: dict[str, Any] = {**options, "return_lse": return_lse, "backend": backend}
+        return attention(query, key, value, (*method_terms, *terms), **site_options, **other_options)
 
     def apply_hooks(
         self,
@@ -412,8 +395,8 @@ class PositionMethod(nn.Module):
         if isinstance(positions, Positions) or positions.dim() != 3:
             return
         wrong_dtype = positions.is_complex() or positions.dtype is torch.bool
-        if wrong_dtype or (can_look(positions) and not positions.isfinite().all()):
-            raise InputError(name, f"expected finite numbers, got {shown(positions)}")
+        if wrong_dtype or (can_read(positions) and not positions.isfinite().all()):
+            raise InputError(name, f"expected finite numbers, got {short_repr(positions)}")
         if sizes is not None and (positions.shape[0] not in (1, sizes[0]) or positions.shape[1] != sizes[1]):
             expected = f"(1 or {sizes[0]}, {sizes[1]}, axes)"
             raise InputError(name, f"expected shape {expected}, got {tuple(positions.shape)}")
@@ -564,6 +547,13 @@ class OffsetFunction(PositionMethod):
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         raise NotImplementedError
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        """Return all tensors that ``curve`` and ``reach`` read, if nothing else may change what they return.
+
+        In evaluation, tables are then computed again only after one of these has changed; by default, in each forward.
+        """
+        return ()
+
     def curve_per_layer(self, offsets: Tensor) -> Sequence[Tensor]:
         """Return the curve of every layer, each of shape (heads, offsets). A method may override this to compute all
         of them at once."""
@@ -576,18 +566,25 @@ class OffsetFunction(PositionMethod):
         """
         if self.shares_curve:
             return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
+        sources = Sources(self, *self.curve_sources())
         spans: list[tuple[int, int]] = []
-        for reach in self.reach_per_layer():
+        for reach in sources.get_or_compute("reaches", None, self.reach_per_layer):
             span = site_span(site, reach)
             if span is None:
                 return None
             spans.append(span)
         first, stop = min(low for low, _ in spans), max(high for _, high in spans) + 1
-        curves = self.curve_per_layer(torch.arange(first, stop, device=self._like.device))
-        return [
-            (OffsetBias(curve if (low, high + 1) == (first, stop) else curve[:, low - first : high + 1 - first], low),)
-            for curve, (low, high) in zip(curves, spans, strict=True)
-        ]
+
+        def build_terms() -> list[tuple[Term, ...]]:
+            curves = self.curve_per_layer(torch.arange(first, stop, device=self._like.device))
+            # A part that is all would be an operation too.
+            tables = [
+                curve if (low, high + 1) == (first, stop) else curve[:, low - first : high + 1 - first]
+                for curve, (low, high) in zip(curves, spans, strict=True)
+            ]
+            return [(OffsetBias(table, low),) for table, (low, _) in zip(tables, spans, strict=True)]
+
+        return sources.get_or_compute("curves", tuple(spans), build_terms)
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         terms: tuple[Term, ...] = self.terms_at(site) if site.shared is None else site.shared[site.layer]
@@ -603,7 +600,12 @@ class OffsetFunction(PositionMethod):
         span = site_span(site, self.reach(layer=site.layer))
         if span is not None:
             first, last = span
-            return (OffsetBias(self.curve(torch.arange(first, last + 1, device=device), layer=site.layer), first),)
+            table = Sources(self, *self.curve_sources()).get_or_compute(
+                ("curve", site.layer),
+                span,
+                lambda: self.curve(torch.arange(first, last + 1, device=device), layer=site.layer),
+            )
+            return (OffsetBias(table, first),)
         # Explicit positions can be anywhere: evaluate the curve at the offsets that occur.
         query_values = position_values(site.query_positions, device)
         offsets = offsets_between(query_values, position_values(site.key_positions, device))
@@ -623,7 +625,7 @@ def offset_span(
     span = offset_range(query_positions, key_positions)
     if span is not None:
         first, last = span
-        if reach is not None and not are_numbers(first, last):
+        if reach is not None and not are_static(first, last):
             # A compiled program for any length has the same table for all lengths.
             return -reach, reach
         if reach is not None:
@@ -699,7 +701,7 @@ def table_rows(
     if positions.is_floating_point():
         raise TypeError(f"{name}: needs integer positions, got {positions.dtype}")
     positions = position_values(positions, device)
-    if can_look(positions) and positions.numel():
+    if can_read(positions) and positions.numel():
         low, high = int(positions.min()), int(positions.max())
         if low < min_position or high >= num_rows:
             raise out_of_range(name, num_rows, low if low < 0 else high)

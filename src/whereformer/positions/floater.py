@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import check_choice
 from ..kernels.precision import without_autocast
 from ..kernels.terms import Positions, PositionsLike
 from ..kernels.torch_private import recording
-from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype, table_rows
+from .base import ModelShape, PositionMethod, check_min, float_dtype, table_rows
 from .site import Site
 
 STEP = struct.unpack("f", struct.pack("f", 0.01))[0]

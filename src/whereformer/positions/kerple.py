@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from .base import ModelShape, OffsetFunction, as_offsets, check_choice, float_dtype
+from ..checks import check_choice
+from .base import ModelShape, OffsetFunction, as_offsets, float_dtype
 
 VARIANTS = ("log", "power")
 
@@ -44,6 +45,9 @@ class Kerple(OffsetFunction):
         r1_bound, r2_bound = (2.0, 1.0) if self.variant == "log" else (1.0, 2.0)
         nn.init.uniform_(self.r1, 0.0, r1_bound)
         nn.init.uniform_(self.r2, 0.0, r2_bound)
+
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        return self.r1, self.r2
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         return self._penalty(offsets, self.r1[layer], self.r2[layer])

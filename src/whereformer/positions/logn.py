@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_choice
 from ..errors import InputError
-from .base import ModelShape, PositionMethod, check_choice, check_min, float_dtype
+from .base import ModelShape, PositionMethod, check_min, float_dtype
 from .site import Site
 from .visible_keys import count_visible_keys
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..checks import check_choice
+from ..errors import InputError, short_repr
 from ..kernels.precision import autocast_dtype
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, PositionMethod, check_choice, check_value
+from .base import ModelShape, PositionMethod, check_value
 from .rope_scaling import Scaling
 from .site import Site
 
@@ -138,20 +139,26 @@ def _axis_of_pair(sections: Any, arrangement: str, num_pairs: int) -> list[int]:
     """Return the axis of each pair; the arguments are options of :class:`Rope`."""
     for number in sections if isinstance(sections, list | tuple) else [None]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
-            raise InputError("sections", f"expected a list of integers from 1 on, got {shown(sections)}")
+            raise InputError("sections", f"expected a list of integers from 1 on, got {short_repr(sections)}")
     num_axes = len(sections)
     if sum(sections) != num_pairs:
-        raise InputError("sections", f"expected {num_pairs} pairs together, half of rotary_dim, got {shown(sections)}")
+        raise InputError(
+            "sections", f"expected {num_pairs} pairs together, half of rotary_dim, got {short_repr(sections)}"
+        )
     if arrangement == "axial" and len({*sections}) > 1:
-        raise InputError("sections", f"expected equal numbers with 'axial', got {shown(sections)}")
+        raise InputError("sections", f"expected equal numbers with 'axial', got {short_repr(sections)}")
     if arrangement != "interleaved":
         return [axis for axis, number in enumerate(sections) for _ in range(number)]
     if max(sections) > sections[0]:
-        raise InputError("sections", f"expected no number above the first with 'interleaved', got {shown(sections)}")
+        raise InputError(
+            "sections", f"expected no number above the first with 'interleaved', got {short_repr(sections)}"
+        )
     axes = [pair % num_axes if pair < num_axes * sections[pair % num_axes] else 0 for pair in range(num_pairs)]
     counts = [axes.count(axis) for axis in range(num_axes)]
     if counts != list(sections):
-        reason = f"'interleaved' would give the axes {counts} pairs, got {shown(sections)}; the first axis needs more"
+        reason = (
+            f"'interleaved' would give the axes {counts} pairs, got {short_repr(sections)}; the first axis needs more"
+        )
         raise InputError("sections", reason)
     return axes
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, shown
+from ..errors import InputError, short_repr
 from .base import check_value
 
 _LENGTH = "original_max_position_embeddings"
@@ -62,17 +62,17 @@ class Scaling:
     def __init__(self, parameters: Mapping[str, Any] | None, *, rotary_dim: int, max_length: int = 512) -> None:
         if parameters is not None and not isinstance(parameters, Mapping):
             raise InputError(
-                "scaling", f"expected a dictionary with rope_type and its numbers, got {shown(parameters)}"
+                "scaling", f"expected a dictionary with rope_type and its numbers, got {short_repr(parameters)}"
             )
         numbers = dict({"rope_type": "default"} if parameters is None else parameters)
         self.type = numbers.pop("rope_type", None)
         if not isinstance(self.type, str) or self.type not in _NUMBERS:
-            raise InputError("scaling", f"expected a rope_type of {', '.join(_NUMBERS)}, got {shown(self.type)}")
+            raise InputError("scaling", f"expected a rope_type of {', '.join(_NUMBERS)}, got {short_repr(self.type)}")
         self.rotary_dim, self.max_length = rotary_dim, max_length
         known = _NUMBERS[self.type]
         if unknown := [name for name in numbers if name not in known]:
             names = ", ".join(known) or "no numbers"
-            raise InputError("scaling", f"{self.type!r} has no {shown(unknown[0])}; it has {names}")
+            raise InputError("scaling", f"{self.type!r} has no {short_repr(unknown[0])}; it has {names}")
         self.numbers = {
             name: default if numbers.get(name) is None else numbers[name] for name, default in known.items()
         }
@@ -91,7 +91,9 @@ class Scaling:
         if name in ("short_factor", "long_factor"):
             num_pairs = self.rotary_dim // 2
             if not (isinstance(value, list | tuple) and len(value) == num_pairs):
-                raise InputError("scaling", f"expected {name} as {num_pairs} numbers, one per pair, got {shown(value)}")
+                raise InputError(
+                    "scaling", f"expected {name} as {num_pairs} numbers, one per pair, got {short_repr(value)}"
+                )
             numbers = value
         else:
             numbers = [] if value is None else [value]
@@ -101,7 +103,7 @@ class Scaling:
             check_value(f"scaling: {name}", number, "float")
             if not (minimum <= number <= maximum and number > 0):
                 expected = f"a positive number from {minimum} to {maximum}"
-                raise InputError("scaling", f"{name}: expected {expected}, got {shown(number)}")
+                raise InputError("scaling", f"{name}: expected {expected}, got {short_repr(number)}")
 
     def frequencies(self, base: float, device: torch.device) -> Tensor:
         """Return the angle of each pair per token, (rotary_dim / 2,) float64."""

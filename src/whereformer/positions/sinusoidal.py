@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..checks import check_choice
 from ..errors import InputError
 from ..kernels.terms import PositionsLike, position_values
-from .base import ModelShape, PositionMethod, check_choice
+from .base import ModelShape, PositionMethod
 
 LAYOUTS = ("interleaved", "blocks")
 

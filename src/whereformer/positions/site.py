@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..kernels.call import CallOptions, Window
+from ..kernels.make_call import SiteOptions, Window
 from ..kernels.terms import PositionsLike
 
 
@@ -83,7 +83,7 @@ class Site:
         """Positions of the keys that ``transform_qkv`` receives: the new ones if a cache holds the keys before them."""
         return self.key_positions if self.new_key_positions is None else self.new_key_positions
 
-    def options(self, query: Tensor | None) -> CallOptions:
+    def options(self, query: Tensor | None) -> SiteOptions:
         """Return the site as keyword arguments of :func:`whereformer.attention`; without a query, scale is None."""
         has_axes = any(
             isinstance(positions, Tensor) and positions.dim() == 3

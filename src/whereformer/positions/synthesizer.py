@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import check_choice
 from ..errors import InputError
 from ..kernels.terms import DenseBias, FactorPair, Term
-from .base import ModelShape, PositionMethod, check_choice, check_min, table_rows
+from .base import ModelShape, PositionMethod, check_min, table_rows
 from .site import Site
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")

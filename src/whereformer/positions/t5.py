@@ -82,6 +82,9 @@ class T5(OffsetFunction):
     def reach(self, *, layer: int = 0) -> int:
         return self.last_change
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        return (self.weight,)
+
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         columns = self._columns(integer_offsets(offsets, self.weight))
         # index_select, because the gradient of an index takes many times longer.

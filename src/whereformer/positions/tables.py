@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..kernels.memory import Memory
+from ..kernels.bounded_cache import BoundedCache
 from ..kernels.precision import autocast_dtype
-from ..kernels.torch_private import version_of
+from ..kernels.torch_private import get_version
 from ..kernels.tracing import is_eager
 
 Result = TypeVar("Result")
@@ -22,7 +22,7 @@ Layers: TypeAlias = Sequence[Tensor] | Tensor
 MAX_TABLES = 1024
 """The largest number of results of a module; a method has about one for each layer."""
 
-_memories: weakref.WeakKeyDictionary[nn.Module, Memory] = weakref.WeakKeyDictionary()
+_memories: weakref.WeakKeyDictionary[nn.Module, BoundedCache] = weakref.WeakKeyDictionary()
 
 
 def split_layers(parameter: Tensor) -> Layers:
@@ -53,16 +53,18 @@ class Sources:
 
     Args:
         module: the owner of the results, which are forgotten with it.
-        tensors: the sources, at least one.
+        tensors: the sources. Without any, nothing is remembered.
     """
 
     def __init__(self, module: nn.Module, *tensors: Tensor) -> None:
-        self._memory: Memory | None = None
+        self._memory: BoundedCache | None = None
+        if not tensors:
+            return
         # On a GPU, a result would be valid only for one stream or graph.
         is_plain = is_eager(*tensors) and not torch.jit.is_tracing() and tensors[0].device.type == "cpu"
         if not is_plain or any(map(Tensor.is_inference, tensors)):
             return
-        memory = _memories.get(module) or _memories.setdefault(module, Memory(MAX_TABLES))
+        memory = _memories.get(module) or _memories.setdefault(module, BoundedCache(MAX_TABLES))
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             for name, remembered in list(memory.values.items()):
                 if any(alias.data_ptr() == tensors[0].data_ptr() for alias in remembered.aliases):
@@ -70,7 +72,7 @@ class Sources:
             return
         self._memory, self._tensors = memory, tensors
         versions = [
-            (tensor.data_ptr(), version_of(tensor), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors
+            (tensor.data_ptr(), get_version(tensor), tensor.dtype, tensor.shape, tensor.stride()) for tensor in tensors
         ]
         self._state = (torch.is_inference_mode_enabled(), autocast_dtype(tensors[0].device), *versions)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels import Positions, PositionsLike, Term, attention
-from ..kernels.call import check_term
+from ..kernels.make_call import check_term
 from ..kernels.torch_private import TorchDispatchMode
 from . import PositionMethod, PositionRangeError, Site, build_position, check_name
 from .base import OffsetFunction

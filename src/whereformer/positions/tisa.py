@@ -9,7 +9,7 @@ from itertools import chain
 import torch
 from torch import Tensor, nn
 
-from ..kernels.tracing import can_look
+from ..kernels.tracing import can_read
 from .base import ModelShape, OffsetFunction, as_offsets, check_min, float_dtype
 
 
@@ -51,9 +51,12 @@ class Tisa(OffsetFunction):
     def kernel_parameters(self) -> tuple[nn.Parameter, ...]:
         return self.amplitude, self.sharpness, self.center
 
+    def curve_sources(self) -> tuple[Tensor, ...]:
+        return self.kernel_parameters()
+
     def reach_per_layer(self) -> list[int | None]:
         """Return the reach of every layer that has its own kernels; this reads the kernels, so it waits for them."""
-        if not can_look(self.amplitude):
+        if not can_read(self.amplitude):
             return [None] * len(self.amplitude)
         if self.amplitude.numel() == 0:
             return [1] * len(self.amplitude)

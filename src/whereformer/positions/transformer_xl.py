@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ..checks import check_choice
 from ..errors import InputError
 from ..kernels.terms import (
     FactorPair,
@@ -20,7 +21,7 @@ from ..kernels.terms import (
     offset_step,
     position_values,
 )
-from .base import ModelShape, PositionMethod, check_choice, float_dtype
+from .base import ModelShape, PositionMethod, float_dtype
 from .site import Site
 from .tables import Layers, Sources, split_layers
 

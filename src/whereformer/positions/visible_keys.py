@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..kernels.terms import Positions, position_values
-from ..kernels.tracing import can_look
+from ..kernels.tracing import can_read
 from .site import Site
 
 
@@ -20,7 +20,7 @@ def positions_from_mask(token_mask: Tensor) -> Tensor | None:
     Padding, where ``token_mask`` (batch, n) is False, is not counted. On other devices than the CPU the result is never
     None, because reading the mask would stall the device.
     """
-    if can_look(token_mask) and not (token_mask[:, 1:] & ~token_mask[:, :-1]).any():
+    if can_read(token_mask) and not (token_mask[:, 1:] & ~token_mask[:, :-1]).any():
         return None
     return (token_mask.cumsum(1) - 1).clamp(min=0)
 
@@ -65,7 +65,7 @@ def positions_in_documents(
     counts = ones.cumsum(1)
     counts_before_run = (counts - ones).where(_run_starts(documents), 0).cummax(1).values
     positions = (counts - 1 - counts_before_run).clamp(min=0)
-    if can_look(positions) and positions.numel():
+    if can_read(positions) and positions.numel():
         return positions, int(positions.max()) + 1
     return positions, max_length or positions.shape[1]
 

@@ -22,6 +22,6 @@ RECIPES = {
 
 def recipe_class(name: str) -> type[Recipe]:
     """Return a recipe by the name of its command."""
-    module, _, found = RECIPES[name].partition(":")
-    kind: type[Recipe] = getattr(import_module(f"{__name__}.{module}"), found)
+    module, _, class_name = RECIPES[name].partition(":")
+    kind: type[Recipe] = getattr(import_module(f"{__name__}.{module}"), class_name)
     return kind

@@ -1,30 +1,35 @@
-"""The analyze recipe: what models learned about position, read off their weights, head by head."""
+"""The analyze recipe: reads from a model's weights what it learned about position, head by head."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from ..errors import InputError
 from ..files import write_atomically
-from ..lab.recipe import Free, Range, Recipe, lazily
+from ..lab.recipe import LazyModule, MayChange, Range, Recipe, lazy_modules
 
-with lazily(__name__):
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
     from .. import positions
-    from ..analysis import findings, fit, reading, toeplitz
-    from ..analysis import pictures as drawing
+    from ..analysis import findings, fit, position_scores, toeplitz
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
+    from . import head_report
+else:
+    torch = LazyModule("torch")
+    findings, fit, head_report = lazy_modules("analysis.findings", "analysis.fit", "recipes.head_report")
+    position_scores, toeplitz = lazy_modules("analysis.position_scores", "analysis.toeplitz")
+    positions, loading = lazy_modules("positions", "lab.loading")
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""
-MOST_POSITIONS = 512
+MAX_POSITIONS = 512
 """The most positions that are analyzed by default."""
 EVEN = 1e-4
 """A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
@@ -35,8 +40,8 @@ what rounding in float32 causes."""
 class Analyze(Recipe):
     """What did a model learn about position? Reads it off the weights, fits and names every head, and draws it.
 
-    The analysis is that of the TISA paper. It measures how close the position embeddings are to Toeplitz (whether they
-    know more than distances) and shows what position alone adds to each head's scores: as a heatmap, as a curve over
+    The analysis follows the TISA paper. It measures how close the position embeddings are to Toeplitz (whether they
+    know more than distances) and shows what only position adds to each head's scores: as a heatmap, as a curve over
     offsets and as TISA's kernels, in every layer if the method acts in every layer.
 
     It reads the checkpoints of transformers that `load_pretrained` reads, such as BERT's, and models of this library.
@@ -47,13 +52,13 @@ class Analyze(Recipe):
     NAME = "analyze"
     FLAGS: ClassVar = {"model": "MODEL"}
 
-    model: Annotated[tuple[str, ...], Free] = ()
+    model: Annotated[tuple[str, ...], MayChange] = ()
     """Folders, or ids on the Hugging Face Hub."""
-    length: Annotated[int | None, Range(2, 2**16), Free] = None
-    """Number of positions to look at. Default: those of the model, at most 512."""
-    max_kernels: Annotated[int, Range(1, 16), Free] = 5
+    length: Annotated[int | None, Range(2, 2**16), MayChange] = None
+    """Number of positions to analyze. Default: all positions of the model, at most 512."""
+    max_kernels: Annotated[int, Range(1, 16), MayChange] = 5
     """Largest number of TISA kernels to fit to each head's curve, from 1 up."""
-    out: Annotated[Path, Free] = Path("runs/analyze")
+    out: Annotated[Path, MayChange] = Path("runs/analyze")
     """Folder for the results."""
 
     outputs = (FINDINGS,)
@@ -69,14 +74,14 @@ class Analyze(Recipe):
         short = [Path(path).resolve().name for path in self.model]
         names = short if len(set(short)) == len(short) else self.model
         for path in self.model:
-            loading.check_there(path)
+            loading.check_exists(path)  # before work on other models begins
         for path, name in zip(self.model, names, strict=True):
-            run.say(f"analyzing {name}")
+            run.log(f"analyzing {name}")
             with torch.no_grad():
                 models.append(analyze_model(path, name, self, run.device))
-        kept = {"models": [model.to_dict() for model in models]}
-        write_atomically(self.out / FINDINGS, json.dumps(kept, allow_nan=False, indent=1) + "\n")
-        return drawing.report_of(models)
+        content = {"models": [model.to_dict() for model in models]}
+        write_atomically(self.out / FINDINGS, json.dumps(content, allow_nan=False, indent=1) + "\n")
+        return head_report.build_report(models)
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
@@ -84,58 +89,60 @@ def analyze_model(path: str, name: str, options: Analyze, device: str) -> findin
 
     Args:
         path: a folder, or an id on the Hugging Face Hub.
-        name: what the report calls it.
+        name: its name in the report.
         options: the options.
         device: where the model runs.
     """
     encoder = loading.load(path)
     encoder.to(device)
-    most = encoder.config.max_position_embeddings
-    length = min(most, MOST_POSITIONS) if options.length is None else options.length
+    max_length = encoder.config.max_position_embeddings
+    length = min(max_length, MAX_POSITIONS) if options.length is None else options.length
     heads: list[findings.HeadFindings] = []
     try:
-        vectors = reading.position_vectors(encoder, length)
-        for read in reading.position_scores(encoder, length):
-            heads += _heads(read, options.max_kernels)
+        vectors = position_scores.read_position_vectors(encoder, length)
+        for layer_scores in position_scores.read_layer_scores(encoder, length):
+            heads += _analyze_heads(layer_scores, options.max_kernels)
     except positions.PositionRangeError:
-        told = f"expected at most {most}, the number of positions of {path}, got {length}"
-        raise InputError("length", told) from None
+        reason = f"expected at most {max_length}, the number of positions of {path}, got {length}"
+        raise InputError("length", reason) from None
     return findings.ModelFindings(
         name=name,
         position=encoder.config.position,
         length=length,
-        table=None if vectors is None else _table(vectors.cpu()),
+        num_layers=len(encoder.passes),
+        table=None if vectors is None else _analyze_table(vectors.cpu()),
         heads=tuple(heads),
     )
 
 
-def _table(vectors: Tensor) -> findings.TableFindings:
+def _analyze_table(vectors: Tensor) -> findings.TableFindings:
     gram = vectors @ vectors.T
-    found = toeplitz.diagonals(gram)
-    return findings.TableFindings(gram, toeplitz.from_diagonals(found.mean), float(found.explained), vectors.shape[1])
+    diagonals = toeplitz.diagonals(gram)
+    means = toeplitz.from_diagonals(diagonals.mean)
+    return findings.TableFindings(gram, means, float(diagonals.explained), vectors.shape[1])
 
 
-def _heads(read: reading.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
-    scores = read.scores.float().cpu()
-    found = toeplitz.diagonals(scores.double())
+def _analyze_heads(layer: position_scores.LayerScores, max_kernels: int) -> list[findings.HeadFindings]:
+    scores = layer.scores.float().cpu()
+    diagonals = toeplitz.diagonals(scores.double())
     n = scores.shape[-1]
     fits = [
-        replace(each, sharpness=each.sharpness / read.stride**2, center=each.center * read.stride)  # in tokens
-        for each in fit.fit_tisa_up_to(found.mean, max_kernels, constant=True)[1:]
+        replace(kernels, sharpness=kernels.sharpness / layer.stride**2, center=kernels.center * layer.stride)  # tokens
+        for kernels in fit.fit_tisa_up_to(diagonals.mean, max_kernels, constant=True)[1:]
     ]
     heads = []
-    for head, curve in enumerate(found.mean):
+    for head, curve in enumerate(diagonals.mean):
         span = float(curve.max() - curve.min())
-        is_curve = float(found.spread[head].max()) <= EVEN * max(span, EVEN)
+        is_curve = float(diagonals.spread[head].max()) <= EVEN * max(span, EVEN)
         heads.append(
             findings.HeadFindings(
-                layer=read.layer,
+                layer=layer.layer,
                 head=head,
-                offsets=torch.arange(1 - n, n) * read.stride,
+                offsets=torch.arange(1 - n, n) * layer.stride,
                 curve=curve,
-                toeplitzness=1.0 if is_curve else float(found.explained[head]),
+                toeplitzness=1.0 if is_curve else float(diagonals.explained[head]),
                 scores=None if is_curve else scores[head],
-                fits=tuple(each[head] for each in fits),
+                fits=tuple(kernels[head] for kernels in fits),
             )
         )
     return heads

@@ -8,50 +8,55 @@ import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from ..errors import InputError
 from ..files import new_folder
-from ..lab.options import MOST_COUNT, MOST_RUNS, MOST_SEED
-from ..lab.recipe import Free, Range, Recipe, lazily
+from ..lab.options import MAX_COUNT, MAX_RUNS, MAX_SEED
+from ..lab.recipe import LazyModule, MayChange, Range, Recipe, lazy_modules
 from ..lab.sheet import Column, Sheet
 
-with lazily(__name__):
+if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
     from torch.nn import functional
 
     from .. import manifest
-    from ..analysis import losses
-    from ..data import corpus
-    from ..data.tokenizers import check_predictable
+    from ..analysis import verdicts
+    from ..data import corpus, tokenizers
     from ..lab import loading
+    from ..lab import sentence_encoders as encoders
     from ..lab import train as training
-    from ..lab.report.report import Figure, Report
+    from ..lab.report import report, score_report
     from ..lab.run import Run
-    from . import sentence_encoders as encoders
+else:
+    torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
+    manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
+    loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
+    (verdicts,) = lazy_modules("analysis.verdicts")
+    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
-FEWEST_DOCUMENTS = 32  # so that two are held out, and a step has several
-HELD_OUT_EVERY, MOST_HELD_OUT = 16, 24  # one document in 16 is held out to judge by, but at most 24
-JUDGED = 4  # how often a model is judged in a training, besides before it
-LETTERS = 12  # the most characters of a token on average; what a document has beyond that is not read
+MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
+HELD_OUT_EVERY, MAX_HELD_OUT = 16, 24  # one document in 16 is held out for the evaluation, but at most 24
+NUM_EVALS = 4  # how often a model is evaluated in a training, besides before it
+MAX_CHARACTERS = 12  # of a token on average; the rest of a document is not read
 SHORT, CHUNKS, FOUND = "like the original", "like its chunks", "passages found"
 READING = (
-    f"{SHORT}: the mean cosine with the original's vectors of texts that it can read. {CHUNKS}: that of whole "
-    f"documents with the mean of the original's vectors of their parts. {FOUND}: the share of the original's vectors "
-    "of passages that are nearest to the vector of the document that they come from. "
+    f"{SHORT}: the mean cosine with the original's vectors of texts that it can read. {CHUNKS}: the mean cosine of "
+    f"complete documents with the mean of the original's vectors of their parts. {FOUND}: the share of the original's "
+    "vectors of passages that are nearest to the vector of the document that they come from. "
     "The last row is the mean of the original's vectors of chunks."
 )
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How an encoder learned to read longer texts.
+class ExtendResult:
+    """How well an encoder learned to read longer texts.
 
     Args:
-        documents, held_out: the number of documents that were read, and of those that judge the model.
+        documents, held_out: the number of documents that were read, and of documents that were held out.
         limit: the tokens that the original reads.
-        curve: the model before, during and after training: the step, then what :class:`Judge` says.
+        curve: the model before, during and after training: the step, then the scores of :class:`Evaluator`.
         chunks_found: the share of passages that the mean of the original's vectors of chunks finds.
         losses: the training loss of each step.
     """
@@ -68,11 +73,11 @@ class Outcome:
 class Extend(Recipe):
     """Teach a pretrained sentence encoder to read longer texts, in a few minutes of training.
 
-    The position embeddings are repeated until there are --length of them, and each token attends to those near it. Then
-    the model learns from the original. On texts that are short enough for the original, its outputs should be the same.
-    On longer texts, its vector should be close to the mean of the original's vectors of the parts, and closer to those
-    of the text's own passages than to those of others. The position embeddings are trained first, then all weights with
-    a small learning rate.
+    The position embeddings are repeated until there are --length of them, and each token attends to tokens near it.
+    Then the model learns from the original. On texts that are short enough for the original, its outputs should be the
+    same. On longer texts, its vector should be close to the mean of the original's vectors of the parts, and closer to
+    the vectors of the text's passages than to vectors of other passages. The position embeddings are trained first,
+    then all weights with a small learning rate.
 
     Writes model/, which sentence-transformers loads, report.html and records.jsonl. A run that was interrupted
     continues from its last checkpoint. With --steps 0 nothing is trained.
@@ -87,193 +92,198 @@ class Extend(Recipe):
     RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
     length: Annotated[int, Range(16, 2**16)] = 1024
     """The most tokens that the new model can read."""
-    steps: Annotated[int, Range(0, MOST_COUNT)] = 80
+    steps: Annotated[int, Range(0, MAX_COUNT)] = 80
     """Steps of training."""
-    documents: Annotated[int, Range(FEWEST_DOCUMENTS, 2**20)] = 700
+    documents: Annotated[int, Range(MIN_DOCUMENTS, 2**20)] = 700
     """The most documents to learn from. Each has at least --length tokens; anything beyond that is ignored."""
-    seed: Annotated[int, Range(0, MOST_SEED)] = 0
+    seed: Annotated[int, Range(0, MAX_SEED)] = 0
     """Random seed."""
-    out: Annotated[Path, Free] = Path("runs/extend")
+    out: Annotated[Path, MayChange] = Path("runs/extend")
     """Folder for the model and the results."""
-    data: Annotated[tuple[str, ...], Free] = ()
+    data: Annotated[tuple[str, ...], MayChange] = ()
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
-    column: Annotated[str | None, Free] = None
+    column: Annotated[str | None, MayChange] = None
     """The column of tables that holds the text. Default: text."""
-    threads: Annotated[int | None, Range(1, MOST_RUNS), Free] = None
+    threads: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
     """Threads on the CPU. Default: torch's."""
 
     outputs = ("model/", "checkpoints/checkpoint-1/")
 
-    def run(self, run: Run) -> Report:
+    def run(self, run: Run) -> report.Report:
         run.threads = self.threads or run.threads
         teacher = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
         windows = self.windows(teacher)
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
-        run.identify("text", digest, "data")
-        run.identify("model", loading.fingerprint_of(self.model, teacher.pooling, teacher.limit), "model")
-        run.say(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.source_of(self.data)}")
-        about = {**self.record(), "text": digest}
+        run.record_hash("text", digest, "data")
+        run.record_hash("model", loading.fingerprint(self.model, teacher.pooling, teacher.limit), "model")
+        run.log(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.describe_source(self.data)}")
+        about = {**self.recorded_options(), "text": digest}
         model = run.folder / "model"
 
-        def problem(key: Any, outcome: Outcome) -> str | None:
-            whole = outcome.curve and len(outcome.losses) == self.steps
-            return manifest.problem(model, about) if whole else "its record lacks losses or scores"
+        def problem(key: Any, result: ExtendResult) -> str | None:
+            is_complete = result.curve and len(result.losses) == self.steps
+            return manifest.find_problem(model, about) if is_complete else "its record lacks losses or scores"
 
-        outcome = run.each(
+        result = run.map(
             [()],
             *(self.train, teacher, windows, about),
-            kind=Outcome,
+            task="train",
+            kind=ExtendResult,
             steps=self.steps,
             problem=problem,
         )[()]
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-        report = self.report(outcome)
+        written = self.report(result)
         usage = f'After "import whereformer.models", load the model with SentenceTransformer("{model}").'
-        return replace(report, sentences=[*report.sentences, usage])
+        return replace(written, sentences=[*written.sentences, usage])
 
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
         """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
         body, rows = self.length - 2, []
-        for document in corpus.Text(self.data, self.column).documents():
+        for document in corpus.TextSource(self.data, self.column).documents():
             text = ""
             for part in document:
                 text += part
-                if len(text) >= body * LETTERS:
+                if len(text) >= body * MAX_CHARACTERS:
                     break
-            ids = teacher.ids(text[: body * LETTERS])
+            ids = teacher.ids(text[: body * MAX_CHARACTERS])
             if len(ids) >= body:
                 rows.append(ids[:body])
             if len(rows) == self.documents:
                 break
-        if len(rows) < FEWEST_DOCUMENTS:
+        if len(rows) < MIN_DOCUMENTS:
             raise InputError(
                 "data",
-                f"expected at least {FEWEST_DOCUMENTS} documents of {self.length} tokens, got {len(rows)}; give more "
+                f"expected at least {MIN_DOCUMENTS} documents of {self.length} tokens, got {len(rows)}; use more "
                 "text, or a lower `length`",
             )
         windows = torch.tensor(rows)
         largest, words = int(windows.max()), teacher.model.get_input_embeddings().num_embeddings
         if largest >= words:
-            raise InputError("model", f"its tokenizer belongs to another model: it has token id {largest} of {words}")
-        check_predictable(teacher.tokenizer, windows.flatten().bincount(minlength=words), "the text")
+            problem = f"token id {largest}, but the vocabulary has {words} tokens"
+            raise InputError("model", f"its tokenizer does not match: {problem}")
+        tokenizers.check_predictable(teacher.tokenizer, windows.flatten().bincount(minlength=words), "the text")
         return windows
 
-    def train(self, run: Run, teacher: encoders.SentenceEncoder, windows: Tensor, about: dict[str, Any]) -> Outcome:
-        """Train the model beside the original, judge it, and save it."""
+    def train(
+        self, run: Run, teacher: encoders.SentenceEncoder, windows: Tensor, about: dict[str, Any]
+    ) -> ExtendResult:
+        """Train the model to imitate the original, evaluate it, and save it."""
         teacher.model.to(run.device)
-        held = held_out(windows)
-        judge = Judge.of(teacher, windows[held], self.seed)
-        if not bool(judge.chunks.isfinite().all() and judge.passages.isfinite().all()):
+        is_held_out = held_out(windows)
+        evaluator = Evaluator.of(teacher, windows[is_held_out], self.seed)
+        if not bool(evaluator.chunks.isfinite().all() and evaluator.passages.isfinite().all()):
             raise InputError("model", f"{self.model} gives vectors that are not finite (NaN or inf)")
-        student = encoders.extended(teacher, self.length)
+        student = encoders.lengthen(teacher, self.length)
         student.model.to(run.device)
-        bank, learned_from = bank_of(teacher, windows[~held], self.seed), windows[~held]
-        before = judge(student)
+        train_windows = windows[~is_held_out]
+        negatives = build_negatives(teacher, train_windows, self.seed)
+        first_scores = evaluator(student)
         try:
-            trained = training.train(
-                beside(teacher, student, bank),
-                lambda step: lesson(learned_from, teacher.limit, self.seed, step),
+            progress = training.train(
+                distillation_loss(teacher, student, negatives),
+                lambda step: draw_batch(train_windows, teacher.limit, self.seed, step),
                 training.Training(
                     steps=self.steps,
                     rate=RATE,
-                    optimizer=lambda model: optimizer_of(student.model, self.steps),
+                    optimizer=lambda model: build_optimizer(student.model, self.steps),
                     log_every=5,
                 ),
                 device=run.device,
-                score=lambda step: judge(student),
-                score_at=[round(self.steps * part / JUDGED) for part in range(1, JUDGED + 1)],
+                score=lambda step: evaluator(student),
+                score_at=[round(self.steps * part / NUM_EVALS) for part in range(1, NUM_EVALS + 1)],
                 checkpoints=training.Checkpoints(
-                    run.folder / "checkpoints", max(1, self.steps // JUDGED), about, run.say, keeps=run.keeps
+                    run.folder / "checkpoints", max(1, self.steps // NUM_EVALS), about, run.log, keeps=run.keeps
                 ),
-                on_log=run.step,
+                on_log=run.advance,
             )
         except training.NotFiniteError as error:
             raise InputError("model", error.problem) from None
-        curve = [[step, *judged] for step, judged in ([0, before], *trained.scores)]
-        counts = len(windows), int(held.sum())
-        outcome = Outcome(*counts, teacher.limit, curve, judge.found(judge.chunks), trained.losses)
+        curve = [[step, *scores] for step, scores in ([0, first_scores], *progress.scores)]
+        counts = len(windows), int(is_held_out.sum())
+        chunks_found = evaluator.retrieval_accuracy(evaluator.chunks)
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             manifest.write(partial, about)
-        return outcome
+        return ExtendResult(*counts, teacher.limit, curve, chunks_found, progress.losses)
 
-    def report(self, outcome: Outcome) -> Report:
-        """Return how good the model is, and how it became so."""
-        _, short, _, found = outcome.curve[-1]
+    def report(self, result: ExtendResult) -> report.Report:
+        """Return the report: how good the model is, and how it improved during training."""
+        _, last_short, _, last_found = result.curve[-1]
         columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
         rows = [
-            (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{found:.1%}")
-            for step, short, chunks, found in outcome.curve
+            (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{passages:.1%}")
+            for step, short, chunks, passages in result.curve
         ]
-        rows.append(("chunks", "", "", f"{outcome.chunks_found:.1%}"))
-        documents = outcome.held_out
-        said = [
-            f"The model reads {self.length:,} tokens, the original {outcome.limit:,}.",
-            f"One vector of a document finds {found:.1%} of its passages among {documents} documents; "
-            f"the mean of the original's chunks finds {outcome.chunks_found:.1%}.",
-            f"Its vectors of texts that the original can read have a cosine of {short:.4f} with the original's.",
-            f"It was trained for {self.steps:,} steps on {outcome.documents - documents:,} documents of "
-            f"{corpus.source_of(self.data)}.",
+        rows.append(("chunks", "", "", f"{result.chunks_found:.1%}"))
+        documents = result.held_out
+        sentences = [
+            f"The model reads {self.length:,} tokens; the original reads {result.limit:,}.",
+            f"With one vector per document, {last_found:.1%} of passages find their own among {documents} documents; "
+            f"with the mean of the original's chunk vectors, {result.chunks_found:.1%} do.",
+            f"On texts that the original can read, its vectors have a mean cosine of {last_short:.4f} with the "
+            "original's.",
+            *filter(None, [verdicts.warn_of_few_documents(documents, HELD_OUT_EVERY)]),
+            f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
+            f"{corpus.describe_source(self.data)}.",
         ]
-        sheet = Sheet.of(f"On {documents} documents that were held out", columns, rows, notes=(READING,))
-
-        drawn = []
-        if outcome.losses:
-            paint = losses.over_steps({"training": losses.smoothed(outcome.losses)})
-            drawn.append(Figure("Loss over the steps of training", paint))
-        return Report("A model that reads more", said, [sheet, *drawn], asdict(outcome))
+        sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", columns, rows, notes=(READING,))]
+        if result.losses:
+            paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
+            sections.append(report.Figure("Loss over the steps of training", paint))
+        return report.Report("A sentence encoder for longer texts", sentences, sections, asdict(result))
 
 
 def held_out(windows: Tensor) -> Tensor:
-    """Return which windows are held out to judge by, (rows,)."""
-    held = torch.arange(len(windows)) % HELD_OUT_EVERY == 0
-    return held & (held.cumsum(0) <= MOST_HELD_OUT)
+    """Return which windows are held out, (rows,)."""
+    candidates = torch.arange(len(windows)) % HELD_OUT_EVERY == 0
+    return candidates & (candidates.cumsum(0) <= MAX_HELD_OUT)
 
 
-# What a step shows, and what is asked of the student.
+# The batches of the training, and its loss.
 
 SHORT_TOKENS = 512  # about the number of tokens in a step's windows that the original can read, all of one length
 SHORTER = (8, 12, 16, 24, 32, 64, 128)  # lengths of such windows besides the longest
 DOCUMENTS, PASSAGES = 4, 4  # longer windows of a step, and passages of each of them
 PASSAGE_TOKENS = (24, 96)  # the tokens of a passage, at least and at most
 CHUNK = 64  # tokens of the chunks whose mean a document's vector should be near; longer ones find passages less well
-BANK = 1024  # passages of other documents that a document has to stay away from; the original's vectors don't change
+NEGATIVES = 1024  # passages of other documents that a document must stay away from; the original's vectors don't change
 TEMPERATURE = 0.05  # of the contrastive loss
 WEIGHTS = {"states": 1.0, "vectors": 20.0, "chunks": 20.0, "passages": 5.0}  # of the parts of the loss
-POSITIONS_ONLY = 0.15  # the share of steps that train nothing but the position embeddings
+POSITIONS_ONLY = 0.15  # the share of steps that train only the position embeddings
 POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embeddings and of all other weights
 
 
-def lesson(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
-    """Draw what a student sees in a step.
+def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
+    """Draw the batch of a step.
 
     Args:
         windows: (rows, n) token ids, without special ones; a row is a document.
         limit: the tokens that the teacher reads, special ones included.
-        seed: chooses what is drawn.
+        seed: the seed of the random choices.
         step: the step.
 
     Returns:
-        ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), those of the longer windows;
-        ``long``: (documents, tokens); ``passages``: (documents * PASSAGES, tokens), those of the first document first.
+        ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;
+        ``long``: (documents, tokens); ``passages``: (documents * PASSAGES, tokens), in the order of the documents.
     """
     draw = random.Random(f"{seed}/{step}")
     rows = draw.sample(range(len(windows)), min(DOCUMENTS, len(windows)))
-    most, chunk = windows.shape[1], limit - 2
-    length = most if draw.random() < 0.5 else draw.randint(min(most, chunk + chunk // 2), most)
+    max_length, chunk = windows.shape[1], limit - 2
+    length = max_length if draw.random() < 0.5 else draw.randint(min(max_length, chunk + chunk // 2), max_length)
     long = windows[rows, :length]
     tokens = draw.choice([chunk, *(shorter for shorter in SHORTER if shorter < chunk)])
     count = max(2, SHORT_TOKENS // (tokens + 2))
     short = torch.stack([_part(draw, windows[draw.randrange(len(windows))], tokens) for _ in range(count)])
-    return {"short": short, "rows": torch.tensor(rows), "long": long, "passages": passages_of(draw, long, chunk)}
+    return {"short": short, "rows": torch.tensor(rows), "long": long, "passages": draw_passages(draw, long, chunk)}
 
 
-def passages_of(draw: random.Random, long: Tensor, most: int) -> Tensor:
-    """Return a passage of up to ``most`` tokens from each of PASSAGES equal stretches of windows, (documents, n)."""
-    stretch, tokens = long.shape[1] // PASSAGES, min(most, draw.randint(*PASSAGE_TOKENS))
+def draw_passages(draw: random.Random, long: Tensor, max_tokens: int) -> Tensor:
+    """Draw a passage from each of PASSAGES equal stretches of windows, (documents, n), of at most ``max_tokens``."""
+    stretch, tokens = long.shape[1] // PASSAGES, min(max_tokens, draw.randint(*PASSAGE_TOKENS))
     return torch.stack([_part(draw, part, tokens) for row in long for part in row.split(stretch)[:PASSAGES]])
 
 
@@ -282,108 +292,108 @@ def _part(draw: random.Random, window: Tensor, tokens: int) -> Tensor:
     return window[start : start + tokens]
 
 
-def bank_of(teacher: encoders.SentenceEncoder, windows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-    """Draw one passage from each of up to BANK documents, (rows, n).
+def build_negatives(teacher: encoders.SentenceEncoder, windows: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+    """Draw one passage from each of up to NEGATIVES documents, (rows, n).
 
     Returns:
         The documents' rows, (passages,), and the teacher's vectors of the passages, (passages, hidden_size).
     """
     draw = random.Random(f"{seed}/bank")
-    rows = draw.sample(range(len(windows)), min(BANK, len(windows)))
+    rows = draw.sample(range(len(windows)), min(NEGATIVES, len(windows)))
     tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
     vectors = _vectors(teacher, torch.stack([_part(draw, windows[row], tokens) for row in rows]))
     return torch.tensor(rows, device=vectors.device), vectors
 
 
-def beside(
-    teacher: encoders.SentenceEncoder, student: encoders.SentenceEncoder, bank: tuple[Tensor, Tensor]
+def distillation_loss(
+    teacher: encoders.SentenceEncoder, student: encoders.SentenceEncoder, negatives: tuple[Tensor, Tensor]
 ) -> nn.Module:
-    """Return a module that has the student's weights, and returns the loss of what :func:`lesson` draws."""
-    bank_rows, bank_vectors = bank
+    """Return a module with the student's weights that computes the loss of a batch from :func:`draw_batch`."""
+    negative_rows, negative_vectors = negatives
 
-    class Beside(nn.Module):
+    class DistillationLoss(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.student = student.model
 
         def train(self, mode: bool = True) -> Any:
-            return self  # without dropout, it can agree with the teacher exactly
+            return self  # without dropout, it can equal the teacher exactly
 
         def forward(self, short: Tensor, rows: Tensor, long: Tensor, passages: Tensor) -> SimpleNamespace:
-            ids = teacher.framed(short)
+            ids = teacher.add_special_tokens(short)
             with torch.no_grad():
-                wanted, chunks = teacher.states(ids), chunk_means(teacher, long, CHUNK)
-                asked = teacher.vectors(passages)
+                target_states, chunks = teacher.states(ids), chunk_means(teacher, long, CHUNK)
+                passage_vectors = teacher.vectors(passages)
             states, documents = student.states(ids), student.vectors(long)
-            taken = (bank_rows[:, None] == rows).any(1)
+            is_positive = (negative_rows[:, None] == rows).any(1)
             parts = {
-                "states": (1 - functional.cosine_similarity(states, wanted, dim=-1)).mean(),
-                "vectors": (1 - (student.pool(states) * teacher.pool(wanted)).sum(-1)).mean(),
+                "states": (1 - functional.cosine_similarity(states, target_states, dim=-1)).mean(),
+                "vectors": (1 - (student.pool(states) * teacher.pool(target_states)).sum(-1)).mean(),
                 "chunks": (1 - (documents * chunks).sum(-1)).mean(),
-                "passages": contrast(documents, asked, bank_vectors, taken),
+                "passages": contrast(documents, passage_vectors, negative_vectors, is_positive),
             }
             return SimpleNamespace(loss=torch.stack([WEIGHTS[name] * part for name, part in parts.items()]).sum())
 
-    return Beside()
+    return DistillationLoss()
 
 
-def contrast(documents: Tensor, passages: Tensor, others: Tensor, taken: Tensor) -> Tensor:
-    """Return how badly documents and passages find each other.
+def contrast(documents: Tensor, passages: Tensor, negatives: Tensor, is_positive: Tensor) -> Tensor:
+    """Return the contrastive loss: how badly passages find their documents, and documents their passages.
 
     Args:
         documents: (documents, hidden_size).
-        passages: (documents * PASSAGES, hidden_size), those of the first document first.
-        others: (rows, hidden_size), passages of other documents,
-        taken: (rows,), except for these, which are of some of these documents.
+        passages: (documents * PASSAGES, hidden_size), in the order of the documents.
+        negatives: (rows, hidden_size), passages of other documents.
+        is_positive: (rows,), which of the negatives come from these documents after all, and are left out.
     """
-    places = torch.arange(len(documents), device=documents.device)
-    owner = places.repeat_interleave(PASSAGES)
+    indices = torch.arange(len(documents), device=documents.device)
+    owner = indices.repeat_interleave(PASSAGES)
     scores = passages @ documents.T / TEMPERATURE
-    finding = functional.cross_entropy(scores, owner)
-    # Of each passage: its document has to like it more than all passages of others.
-    strange = (others @ documents.T / TEMPERATURE).masked_fill(taken[:, None], -torch.inf)
-    wrong = torch.cat([scores.masked_fill(owner[:, None] == places, -torch.inf), strange]).logsumexp(0)
+    passage_loss = functional.cross_entropy(scores, owner)
+    # For each passage: its score with its document must be higher than the scores of all passages of other documents.
+    negative_scores = (negatives @ documents.T / TEMPERATURE).masked_fill(is_positive[:, None], -torch.inf)
+    wrong = torch.cat([scores.masked_fill(owner[:, None] == indices, -torch.inf), negative_scores]).logsumexp(0)
     right = scores.gather(1, owner[:, None]).squeeze(1)
-    return finding + (torch.logaddexp(right, wrong[owner]) - right).mean()
+    return passage_loss + (torch.logaddexp(right, wrong[owner]) - right).mean()
 
 
 def chunk_means(teacher: encoders.SentenceEncoder, long: Tensor, tokens: int) -> Tensor:
-    """Return the mean vector, (rows, hidden_size), of the chunks of windows, (rows, n), of so many tokens each."""
+    """Return the mean vector, (rows, hidden_size), of a window's chunks with ``tokens`` tokens; windows: (rows, n)."""
     chunks = long.split(min(tokens, teacher.limit - 2), dim=1)
     with torch.no_grad():
         total = torch.stack([teacher.vectors(chunk) * chunk.shape[1] for chunk in chunks]).sum(0)
     return functional.normalize(total, dim=-1)
 
 
-def optimizer_of(student: nn.Module, steps: int) -> Any:
+def build_optimizer(student: nn.Module, steps: int) -> Any:
     """Return the optimizer, with the position embeddings first, and its schedule."""
-    table = encoders.learned(student).weight
-    others = [weight for weight in student.parameters() if weight is not table]
-    groups = [{"params": [table], "lr": POSITION_RATE}, {"params": others, "lr": RATE}]
+    table = encoders.find_position_table(student).weight
+    rest = [weight for weight in student.parameters() if weight is not table]
+    groups = [{"params": [table], "lr": POSITION_RATE}, {"params": rest, "lr": RATE}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    alone, warmup = int(POSITIONS_ONLY * steps), max(1, steps // 10)
+    first_step, warmup = int(POSITIONS_ONLY * steps), max(1, steps // 10)
 
-    def down(step: int) -> float:
+    def decay(step: int) -> float:
         return max(0.02, 1 - step / max(1, steps))
 
-    def of_positions(step: int) -> float:
-        return min(1.0, (step + 1) / 5) * down(step)
+    def schedule_positions(step: int) -> float:
+        return min(1.0, (step + 1) / 5) * decay(step)
 
-    def of_others(step: int) -> float:
-        return min(1.0, (step - alone + 1) / warmup) * down(step) if step >= alone else 0.0
+    def schedule_rest(step: int) -> float:
+        return min(1.0, (step - first_step + 1) / warmup) * decay(step) if step >= first_step else 0.0
 
-    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [of_positions, of_others])
+    return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [schedule_positions, schedule_rest])
 
 
 @dataclass(frozen=True)
-class Judge:
-    """Held-out documents, with what the original says of them.
+class Evaluator:
+    """Held-out documents, and the original's vectors of them.
 
     Args:
         documents: (documents, n) token ids, without special ones.
-        short: (documents, most) their beginnings, as much as the original can read.
-        short_vectors: (documents, hidden_size), the original's vectors of them.
-        chunks: (documents, hidden_size), the mean of the original's vectors of the chunks of whole documents.
+        short: (documents, tokens) their beginnings, as much as the original can read.
+        short_vectors: (documents, hidden_size), the original's vectors of the beginnings.
+        chunks: (documents, hidden_size), the mean of the original's vectors of all chunks of a document.
         passages: (documents * PASSAGES, hidden_size), the original's vectors of passages, document by document.
     """
 
@@ -394,10 +404,10 @@ class Judge:
     passages: Tensor
 
     @classmethod
-    def of(cls, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> Judge:
-        """Return the judge of students of an encoder."""
+    def of(cls, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> Evaluator:
+        """Return the evaluator of models that imitate an encoder."""
         short = documents[:, : teacher.limit - 2]
-        passages = passages_of(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
+        passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
         chunks = chunk_means(teacher, documents, teacher.limit)
         return cls(documents, short, _vectors(teacher, short), chunks, _vectors(teacher, passages))
 
@@ -405,15 +415,15 @@ class Judge:
         """Return how good a student is.
 
         Returns:
-            The mean cosine with the original's vectors, of what the original can read; that with the mean of the
-            original's vectors of chunks, of whole documents; and what :meth:`found` says.
+            The mean cosine with the original's vectors, on the beginnings of documents; the mean cosine with the mean
+            of the original's vectors of chunks, on complete documents; and :meth:`retrieval_accuracy`.
         """
         documents = _vectors(student, self.documents)
         short = (_vectors(student, self.short) * self.short_vectors).sum(-1).mean()
         chunks = (documents * self.chunks).sum(-1).mean()
-        return [float(short), float(chunks), self.found(documents)]
+        return [float(short), float(chunks), self.retrieval_accuracy(documents)]
 
-    def found(self, documents: Tensor) -> float:
+    def retrieval_accuracy(self, documents: Tensor) -> float:
         """Return the share of passages to which their own document's vector, (documents, hidden_size), is nearest."""
         owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)
         return float(((self.passages @ documents.T).argmax(1) == owner).float().mean())
@@ -421,4 +431,4 @@ class Judge:
 
 def _vectors(encoder: encoders.SentenceEncoder, rows: Tensor) -> Tensor:
     with torch.no_grad():
-        return torch.cat([encoder.vectors(some) for some in rows.split(4)])
+        return torch.cat([encoder.vectors(batch) for batch in rows.split(4)])

@@ -9,28 +9,33 @@ from functools import cached_property, partial
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import InputError
 from ..files import check_regular_in
-from ..lab.options import MOST_COUNT, MOST_RATE, MOST_RUNS, MOST_SIZE
-from ..lab.recipe import Between, Counts, Free, ManyRuns, Names, Range, Trains, lazily
+from ..lab.options import MAX_COUNT, MAX_RATE, MAX_RUNS, MAX_SIZE
+from ..lab.recipe import Between, Counts, LazyModule, ManyRuns, MayChange, Names, Range, Trains, lazy_modules
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
-with lazily(__name__):
+if TYPE_CHECKING:
     import numpy
     import torch
 
     from .. import positions
-    from ..analysis import losses, metrics
-    from ..data import batches
+    from ..analysis import metrics, verdicts
+    from ..data import batches, glue, labeled
     from ..lab import loading
     from ..lab import train as training
-    from ..lab.report import report
+    from ..lab.report import report, score_report
     from ..lab.run import Run
-    from . import glue, labeled
+else:
+    numpy, torch = LazyModule("numpy"), LazyModule("torch")
+    metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
+    positions, batches = lazy_modules("positions", "data.batches")
+    glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
+    training, score_report, report = lazy_modules("lab.train", "lab.report.score_report", "lab.report.report")
 
-OWN = "own"  # the method that stands for the model's own positions, as it was pretrained
+OWN = "own"  # the name of the model's own positions, as it was pretrained
 BASELINE = "baseline"
 EXPLANATION = (
     "Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
@@ -44,7 +49,7 @@ class Variant:
 
     Args:
         label: its name in the table of a setting.
-        position: the method, as ``load_pretrained`` takes it; None keeps the checkpoint's own.
+        position: the method, as in ``load_pretrained``; None keeps the checkpoint's positions.
         kernels: the number of TISA's kernels, if it has any.
     """
 
@@ -59,31 +64,33 @@ class Variant:
         return name if self.kernels is None else f"{name}, S={self.kernels}"
 
 
-def variants_of(position: str, kernels: Sequence[int]) -> list[Variant]:
+def build_variants(position: str, kernels: Sequence[int]) -> list[Variant]:
     """Return the models of one position method, which differ in TISA's kernels; the baseline is first if there is one.
 
     With TISA there is a variant for each number of kernels; 0 kernels is the baseline, the same method without TISA.
     Other methods have a baseline only if 0 is among the numbers: learned positions for a method that is added to them
-    ("learned+t5"), else none. "own" is the checkpoint as it is.
+    ("learned+t5"), else no positions. "own" is the unchanged checkpoint.
 
     Raises:
         InputError: if the method has TISA and no number is above 0.
     """
     parts = positions.component_names(position)
     if "tisa" in parts:
-        without = ("+".join(part for part in place if part != "tisa") for place in positions.layer_pattern(position))
-        rest = positions.canonical_name("/".join(place or "none" for place in without))
-        found = [Variant(f"S = {number}", position, number) for number in kernels if number]
+        layers = positions.layer_pattern(position)
+        without_tisa = ("+".join(part for part in layer if part != "tisa") for layer in layers)
+        baseline = positions.canonical_name("/".join(layer or "none" for layer in without_tisa))
+        variants = [Variant(f"S = {number}", position, number) for number in kernels if number]
     else:
-        rest = "learned" if "learned" in parts and len(parts) > 1 else "none"
-        found = [Variant(position, None if position == OWN else position)]
-    if not found:
+        baseline = "learned" if "learned" in parts and len(parts) > 1 else "none"
+        variants = [Variant(position, None if position == OWN else position)]
+    if not variants:
         raise InputError("kernels", "expected a number above 0 besides the baseline, got 0")
-    return [Variant(BASELINE, rest), *found] if 0 in kernels and position not in (OWN, rest) else found
+    has_baseline = 0 in kernels and position not in (OWN, baseline)
+    return [Variant(BASELINE, baseline), *variants] if has_baseline else variants
 
 
 @dataclass(frozen=True)
-class Tuned:
+class FinetuneResult:
     """A fine-tuned model.
 
     Args:
@@ -97,16 +104,16 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What all runs start from, checked: every model has read the longest row.
+    """The data that all runs start from. Every model has read the longest row.
 
     Args:
         tasks: the tokenized rows of each task.
-        read: a hash of the pretrained weights and the rows of each task.
-        sizes: of each model, the number of parameters, of those of position, and of those that the checkpoint lacks.
+        hashes: for each task, a hash of the pretrained weights and the rows.
+        sizes: for each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
     """
 
     tasks: dict[str, glue.Data]
-    read: dict[str, str]
+    hashes: dict[str, str]
     sizes: dict[str, tuple[int, int, int]]
 
 
@@ -125,58 +132,58 @@ class Finetune(ManyRuns, Trains):
 
     NAME = "finetune"
 
-    task: Annotated[Names, Free] = ()
+    task: Annotated[Names, MayChange] = ()
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""
-    data: Annotated[Path | None, Free] = None
+    data: Annotated[Path | None, MayChange] = None
     """A folder with GLUE as Parquet: cola/train.parquet, cola/validation.parquet... (train_subset.parquet for a part of
     it). Default: nyu-mll/glue from the Hugging Face Hub."""
-    train_rows: Annotated[int | None, Range(1, MOST_COUNT), Free] = None
+    train_rows: Annotated[int | None, Range(1, MAX_COUNT), MayChange] = None
     """Number of rows of each task to train on, drawn once for all runs. Default: all of them."""
-    train: Annotated[Path | None, Free] = None
+    train: Annotated[Path | None, MayChange] = None
     """Your own task: training rows, as .csv, .tsv, .jsonl or .parquet."""
-    validation: Annotated[Path | None, Free] = None
+    validation: Annotated[Path | None, MayChange] = None
     """Your own task: validation rows."""
-    text: Annotated[Names, Free] = ()
+    text: Annotated[Names, MayChange] = ()
     """Your own task: the column with the text, or two for a pair of texts, such as question,answer."""
-    label: Annotated[str | None, Free] = None
+    label: Annotated[str | None, MayChange] = None
     """Your own task: the column of classes, or with ``regression`` the numbers."""
-    regression: Annotated[bool, Free] = False
+    regression: Annotated[bool, MayChange] = False
     """Your own task: predict a number instead of a class."""
-    model: Annotated[str, Free]
+    model: Annotated[str, MayChange]
     """The pretrained model: a folder, or an id on the Hugging Face Hub."""
-    tokenizer: Annotated[str | None, Free] = None
+    tokenizer: Annotated[str | None, MayChange] = None
     """The tokenizer. Default: the one that was saved with the model."""
-    position: Annotated[Names, Free] = ("learned+tisa",)
+    position: Annotated[Names, MayChange] = ("learned+tisa",)
     """Position methods; each gets its own table. "learned+tisa" adds to the model's position embeddings, "tisa"
     replaces them, and "own" leaves the model as it is; `whereformer positions` lists others."""
-    kernels: Annotated[Counts, Range(0, 1024), Free] = (0, 1, 3, 5)
+    kernels: Annotated[Counts, Range(0, 1024), MayChange] = (0, 1, 3, 5)
     """Numbers of TISA kernels per head. 0 is the baseline, the same model without TISA."""
-    seeds: Annotated[int, Range(1, MOST_RUNS), Free] = 5
+    seeds: Annotated[int, Range(1, MAX_RUNS), MayChange] = 5
     """How many seeds to repeat every run with: of the head, new kernels, the order of rows and dropout."""
-    epochs: Annotated[float, Between(0, MOST_RATE)] = 3.0
+    epochs: Annotated[float, Between(0, MAX_RATE)] = 3.0
     """How many times each row is read."""
-    batch_size: Annotated[int, Range(1, MOST_SIZE)] = 32
+    batch_size: Annotated[int, Range(1, MAX_SIZE)] = 32
     """Rows in a training step."""
-    learning_rate: Annotated[float, Between(0, MOST_RATE)] = 3e-5
+    learning_rate: Annotated[float, Between(0, MAX_RATE)] = 3e-5
     """Peak learning rate. It rises in the first tenth of the steps."""
-    kernel_learning_rate: Annotated[float | None, Between(0, MOST_RATE)] = None
+    kernel_learning_rate: Annotated[float | None, Between(0, MAX_RATE)] = None
     """Peak learning rate of TISA's kernels, which are new, while the rest is pretrained. Default: the same."""
-    max_length: Annotated[int | None, Range(4, MOST_SIZE)] = None
+    max_length: Annotated[int | None, Range(4, MAX_SIZE)] = None
     """Number of tokens to truncate longer rows to. Default: no row is truncated, and a row that is too long for the
     model is an error."""
-    out: Annotated[Path, Free] = Path("runs/finetune")
+    out: Annotated[Path, MayChange] = Path("runs/finetune")
     """Folder for the results."""
 
     def check(self) -> None:
-        own = {"validation": self.validation, "text": self.text, "label": self.label}
+        task_options = {"validation": self.validation, "text": self.text, "label": self.label}
         if self.train is None:
-            for name, value in {**own, "regression": self.regression}.items():
+            for name, value in {**task_options, "regression": self.regression}.items():
                 if value:
                     raise InputError(name, "only with `train`, for a task of your own")
             if not self.task:
                 raise InputError("task", "expected a GLUE task (or `train` FILE for a task of your own), got none")
         else:
-            for name, value in own.items():
+            for name, value in task_options.items():
                 if not value:
                     raise InputError(name, "a task of your own (`train`) needs it")
             if len(self.text) > 2:
@@ -185,18 +192,18 @@ class Finetune(ManyRuns, Trains):
                 if getattr(self, name):
                     raise InputError(name, "GLUE tasks and a task of your own (`train`) need separate runs")
 
-    def resolved(self) -> Finetune:
-        """Return the recipe, prepared before its folder is made: what has to be changed may be an option."""
+    def resolve(self) -> Finetune:
+        """Return the recipe, prepared before its folder is made, because an error may be about an option."""
         check_regular_in("model", self.model)
         names = tuple(dict.fromkeys("".join(name.split()) for name in self.position))
         recipe = replace(self, position=names, kernels=tuple(sorted(self.kernels)))
-        recipe.prepared  # noqa: B018  # it is kept
+        recipe.prepared  # noqa: B018  # a cached property
         return recipe
 
     @cached_property
     def settings(self) -> dict[str, list[Variant]]:
         """The models of each position method."""
-        return {position: variants_of(position, self.kernels) for position in self.position}
+        return {position: build_variants(position, self.kernels) for position in self.position}
 
     @property
     def variants(self) -> dict[str, Variant]:
@@ -215,96 +222,98 @@ class Finetune(ManyRuns, Trains):
         else:
             assert self.validation is not None
             assert self.label is not None
-            given = self.train, self.validation, self.text, self.label
-            loaded = [glue.load_own(*given, regression=self.regression, train_rows=self.train_rows)]
+            arguments = self.train, self.validation, self.text, self.label
+            loaded = [glue.load_own(*arguments, regression=self.regression, train_rows=self.train_rows)]
         tasks: dict[str, glue.Data] = {}
-        read, sizes = dict[str, str](), {}
+        hashes, sizes = dict[str, str](), {}
         for variant in self.variants.values():
             model = loading.load_classifier(self.model, variant.position, variant.kernels, 2)
             if not tasks:
                 tokenizer = loading.load_tokenizer(self.model, self.tokenizer)
                 labeled.check_tokenizer(tokenizer, model.config.vocab_size)
                 options = {"tokenizer": tokenizer, "max_length": self.max_length, "config": model.config}
-                tokenized = partial(labeled.tokenized, **options)
-                tasks = {data.task.name: data.converted(tokenized) for data in loaded}
-                weights = loading.fingerprint_of(self.model)
-                read = {name: labeled.fingerprint_of(rows.splits.values(), weights) for name, rows in tasks.items()}
+                tokenize = partial(labeled.tokenize, **options)
+                tasks = {data.task.name: data.convert(tokenize) for data in loaded}
+                weights = loading.fingerprint(self.model)
+                hashes = {name: labeled.fingerprint_rows(rows.splits.values(), weights) for name, rows in tasks.items()}
             labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits.values()])
-            sizes[variant.name] = loading.sizes_of(model)
-        return Prepared(tasks, read, sizes)
+            sizes[variant.name] = loading.count_parameters_by_origin(model)
+        return Prepared(tasks, hashes, sizes)
 
     def run(self, run: Run) -> report.Report:
         if self.dry_run:
             return report.Report("What would be fine-tuned?", [self.DRY], [self.plan()])
-        read = self.prepared.read
-        for task, found in read.items():
-            run.identify(f"model or other rows of {task}", found)
-        run.say(self.plan())
+        hashes = self.prepared.hashes
+        for task, value in hashes.items():
+            run.record_hash(f"model or other rows of {task}", value)
+        run.log(self.plan())
         # Every model is trained with one seed before the next.
         seeds = range(self.seed, self.seed + self.seeds)
-        keys = [(task, name, seed) for task in read for seed in seeds for name in self.variants]
-        steps = {task: self.steps(task) for task in read}
-        tuned = run.each(keys, self.tune, kind=Tuned, steps=lambda task, *_: steps[task], problem=self.problem)
-        return self.report(tuned, seeds)
+        keys = [(task, name, seed) for task in hashes for seed in seeds for name in self.variants]
+        steps = {task: self.steps(task) for task in hashes}
+        results = run.map(
+            keys, self.tune, task="tune", kind=FinetuneResult, steps=lambda task, *_: steps[task], problem=self.problem
+        )
+        return self.report(results, seeds)
 
     def steps(self, task: str) -> int:
         """Return the number of training steps of a run."""
         rows = len(self.prepared.tasks[task].train.rows)
         return max(1, round(self.epochs * math.ceil(rows / self.batch_size)))
 
-    def problem(self, key: tuple[str, str, int], tuned: Tuned) -> str | None:
-        """Return why a fine-tuned model's scores do not count, or None if they do."""
+    def problem(self, key: tuple[str, str, int], result: FinetuneResult) -> str | None:
+        """Return why a recorded result is not valid, or None if it is."""
         rows = self.prepared.tasks[key[0]]
-        metrics = [set(scores) for scores in tuned.scores.values()]
-        expected = [set(rows.task.metrics)] * len(rows.judged)
-        whole = tuned.losses and tuned.scores.keys() == rows.judged.keys() and metrics == expected
-        return None if whole else "its record lacks losses or scores"
+        metrics = [set(scores) for scores in result.scores.values()]
+        expected = [set(rows.task.metrics)] * len(rows.eval_splits)
+        is_complete = result.losses and result.scores.keys() == rows.eval_splits.keys() and metrics == expected
+        return None if is_complete else "its record lacks losses or scores"
 
-    def tune(self, run: Run, task: str, name: str, seed: int) -> Tuned:
-        """Fine-tune a model on a task with a seed, score it, and read what its heads add to scores."""
+    def tune(self, run: Run, task: str, name: str, seed: int) -> FinetuneResult:
+        """Fine-tune a model on a task with a seed, and score it."""
         rows, steps = self.prepared.tasks[task], self.steps(task)
         variant, classes = self.variants[name], len(rows.task.classes or ()) or None
-        model = loading.fresh(self.model, variant.position, variant.kernels, classes, seed)
-        drawn = batches.Drawn(rows.train.lengths, self.batch_size, seed)
+        model = loading.load_for_training(self.model, variant.position, variant.kernels, classes, seed)
+        row_numbers = batches.RandomBatches(rows.train.lengths, self.batch_size, seed)
         plan = training.Training(
             steps=steps,
             rate=self.learning_rate,
             kernel_rate=self.kernel_learning_rate,
             schedule=self.schedule,
-            bfloat16=self.bfloat16(run.device),
+            bfloat16=self.uses_bfloat16(run.device),
         )
-        torch.manual_seed(seed)  # of dropout, whatever the model has drawn
+        torch.manual_seed(seed)  # for dropout: the number of random weights depends on the model
 
         def batch(step: int) -> Any:
-            return rows.train.padded(drawn(step))
+            return rows.train.collate(row_numbers(step))
 
-        done = training.train(model, batch, plan, device=run.device, on_log=run.step)
+        progress = training.train(model, batch, plan, device=run.device, on_log=run.advance)
         scores = {}
-        for judged, split in rows.judged.items():
+        for split_name, split in rows.eval_splits.items():
             logits = self.predict(model, split)
             if not numpy.isfinite(logits).all():
                 problem = f"{name} predicts values that are not finite (NaN or inf); try a lower one"
                 raise InputError("learning_rate", problem)
-            scores[judged] = metrics.score(rows.task.metrics, split.labels, logits)
-        found = [f"{judged} {metric} {100 * value:.1f}".strip() for judged, metric, value in flat(scores)]
-        run.say(f"{task}, {name}, seed {seed}: {', '.join(found)}")
-        return Tuned(scores, losses.smoothed(done.losses))
+            scores[split_name] = metrics.score(rows.task.metrics, split.labels, logits)
+        words = [f"{split} {metric} {100 * value:.1f}".strip() for split, metric, value in iter_scores(scores)]
+        run.log(f"{task}, {name}, seed {seed}: {', '.join(words)}")
+        return FinetuneResult(scores, score_report.smooth(progress.losses))
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
         model.eval()
-        drawn = list(batches.by_length(split.lengths, self.batch_size))
-        found = []
+        row_numbers = list(batches.by_length(split.lengths, self.batch_size))
+        outputs = []
         with (
             torch.no_grad(),
-            torch.autocast(model.device.type, torch.bfloat16, enabled=self.bfloat16(model.device.type)),
+            torch.autocast(model.device.type, torch.bfloat16, enabled=self.uses_bfloat16(model.device.type)),
         ):
-            for numbers in drawn:
-                batch = split.padded(numbers)
+            for numbers in row_numbers:
+                batch = split.collate(numbers)
                 del batch["labels"]
-                found.append(model(**{name: each.to(model.device) for name, each in batch.items()}).logits)
-        logits = [row for each in found for row in each.float().tolist()]  # which waits for the device
-        pairs = zip((number for numbers in drawn for number in numbers), logits, strict=True)
+                outputs.append(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}).logits)
+        logits = [row for output in outputs for row in output.float().tolist()]  # this waits for the device
+        pairs = zip((number for numbers in row_numbers for number in numbers), logits, strict=True)
         return numpy.array([row for _, row in sorted(pairs, key=itemgetter(0))], dtype=numpy.float32)
 
     def plan(self) -> Sheet:
@@ -314,44 +323,45 @@ class Finetune(ManyRuns, Trains):
             lengths = sorted(task.train.lengths.flatten().tolist())
             counts = ", ".join(f"{split} {count:,}" for split, count in task.counts.items())
             longest = max(int(split.lengths.max()) for split in task.splits.values())
-            told = f"{counts} rows from {task.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
-            rows.append((name, f"{told}; {self.steps(name):,} steps per run"))
+            data = f"{counts} rows from {task.source}; median {lengths[len(lengths) // 2]} tokens, longest {longest}"
+            rows.append((name, f"{data}; {self.steps(name):,} steps per run"))
             rows += [("", note) for note in self.caveats(task)]
-        for name, (every, position, new) in self.prepared.sizes.items():
-            fresh = f", {new:,} of them new" if new else ""  # say so if another method replaces trained positions
-            rows.append((name, f"{every:,} parameters, {position:,} of position{fresh}"))
+        for name, (total, positional, new) in self.prepared.sizes.items():
+            note = f", {new:,} of them new" if new else ""  # as if another method replaces trained positions
+            rows.append((name, f"{total:,} parameters, {positional:,} of them positional{note}"))
         parts = (len(self.prepared.tasks), "task"), (len(self.prepared.sizes), "model"), (self.seeds, "seed")
-        named = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts)
-        rows.append(("runs", f"{math.prod(number for number, _ in parts)}: {named}"))
+        words = ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in parts)
+        rows.append(("runs", f"{math.prod(number for number, _ in parts)}: {words}"))
         return Sheet.of("Plan", ["", Column("", left=True, wraps=True)], rows)
 
     def caveats(self, task: glue.Data) -> list[str]:
-        """Return what to know about the scores of a task: truncated rows."""
-        cut = sum(split.cut for split in task.splits.values())
-        return [f"{cut:,} rows were truncated to {self.max_length} tokens"] if cut else []
+        """Return notes about the scores of a task: truncated rows."""
+        num_truncated = sum(split.num_truncated for split in task.splits.values())
+        return [f"{num_truncated:,} rows were truncated to {self.max_length} tokens"] if num_truncated else []
 
-    def report(self, tuned: Mapping[tuple[str, str, int], Tuned], seeds: range) -> report.Report:
-        """Return the tables, laid out as in the TISA paper, and what they say."""
+    def report(self, results: Mapping[tuple[str, str, int], FinetuneResult], seeds: range) -> report.Report:
+        """Return the tables, laid out as in the TISA paper, and conclusions."""
         scores: dict[tuple[str, str], dict[str, list[float]]] = {}
-        for (task, name, _), run in tuned.items():
-            for judged, metric, value in flat(run.scores):
-                row = scores.setdefault((f"{task} {judged}".strip(), metric), {})
+        for (task, name, _), result in results.items():
+            for split, metric, value in iter_scores(result.scores):
+                row = scores.setdefault((f"{task} {split}".strip(), metric), {})
                 row.setdefault(name, []).append(100 * value)
-        sheets, gained = [], []
+        sheets, labeled_gains = [], []
         for position, setting in self.settings.items():
-            rows = {key: [found[variant.name] for variant in setting] for key, found in scores.items()}
-            compared = setting[0].label == BASELINE
-            gains = {key: Gain(row[0], row[1:]) for key, row in rows.items() if compared}
-            gained += [(each, position, *key) for key, each in gains.items()]
+            rows = {key: [row[variant.name] for variant in setting] for key, row in scores.items()}
+            has_baseline = setting[0].label == BASELINE
+            gains = {key: Gain(row[0], row[1:]) for key, row in rows.items() if has_baseline}
+            labeled_gains += [(gain, position, *key) for key, gain in gains.items()]
             sheets.append(table(position, [variant.label for variant in setting], rows, gains))
         explained = f"Scores in percent{f', medians over {len(seeds)} seeds with their range' * (len(seeds) > 1)}. "
         sheets[-1] = replace(sheets[-1], notes=(explained + EXPLANATION,))
         tasks = self.prepared.tasks
         if len(self.settings) > 1:
-            sheets.append(ranking(tuned, list(tasks), list(self.variants), seeds))
+            sheets.append(ranking(results, list(tasks), list(self.variants), seeds))
         notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
         sheets.append(replace(self.plan(), title="Rows and models", folded=True))
-        return report.Report(f"What does position add to {self.model}?", [verdict(gained), *notes], sheets, tuned)
+        sentences = [verdicts.choose_method(labeled_gains, len(seeds)), *notes]
+        return report.Report(f"What does position add to {self.model}?", sentences, sheets, results)
 
 
 # Tables.
@@ -359,24 +369,24 @@ class Finetune(ManyRuns, Trains):
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of the best of some models over a baseline, by one metric, as the TISA paper counts it in Table 3.
+    """The gain of the best of some models over a baseline, by one metric, as in Table 3 of the TISA paper.
 
     Args:
         baseline: the baseline's scores in percent, one per seed.
-        others: those of the other models, at least of one.
+        models: the scores of the other models, at least one.
     """
 
     baseline: Sequence[float]
-    others: Sequence[Sequence[float]]
+    models: Sequence[Sequence[float]]
 
     @property
     def points(self) -> float:
-        """The largest difference of medians, in points; negative if everything is worse than the baseline."""
-        return max(map(median, self.others)) - median(self.baseline)
+        """The largest difference of medians, in points; negative if all models are worse than the baseline."""
+        return max(map(median, self.models)) - median(self.baseline)
 
     @property
-    def removed(self) -> float | None:
-        """The share of the baseline's errors that it removes, in percent; None if the baseline has none.
+    def error_reduction(self) -> float | None:
+        """The share of the baseline's errors that it removes, in percent; None if the baseline has no errors.
 
         From 57.2 to 58.5 is a gain of 1.3 points, 3.0% of the errors.
         """
@@ -384,9 +394,9 @@ class Gain:
         return 100 * self.points / errors if errors else None
 
     @property
-    def clear(self) -> bool:
+    def is_clear(self) -> bool:
         """Whether every seed of the best model is better than every seed of the baseline; never with one seed."""
-        best = max(self.others, key=median)
+        best = max(self.models, key=median)
         return len(self.baseline) > 1 and min(best) > max(self.baseline)
 
 
@@ -401,53 +411,45 @@ def table(
     rows: list[list[Cell | str]] = []
     for (task, metric), models in scores.items():
         best = max(map(median, models)) if len(models) > 1 else None
-        found = gains.get((task, metric))
+        gain = gains.get((task, metric))
         last = [Cell(DASH), Cell(DASH)]
-        if found is not None:
-            last = [signed(found.points, "*" if found.clear else ""), signed(found.removed, "%")]
-        rows.append([task, metric, *(score(each, best) for each in models), *last])
+        if gain is not None:
+            last = [signed(gain.points, "*" if gain.is_clear else ""), signed(gain.error_reduction, "%")]
+        rows.append([task, metric, *(score_cell(values, best) for values in models), *last])
     return Sheet.of(f"{position}: scores in percent", columns, rows, sortable=True)
 
 
 def ranking(
-    tuned: Mapping[tuple[str, str, int], Tuned], tasks: Sequence[str], names: Sequence[str], seeds: Sequence[int]
+    results: Mapping[tuple[str, str, int], FinetuneResult],
+    tasks: Sequence[str],
+    names: Sequence[str],
+    seeds: Sequence[int],
 ) -> Sheet:
     """Return the table of all models, the best mean first: of a task's scores, and of tasks, as in GLUE."""
     columns = {}
     for name in names:
-        by_task = [[100 * fmean(each[2] for each in flat(tuned[t, name, s].scores)) for s in seeds] for t in tasks]
+        by_task = [
+            [100 * fmean(value for _, _, value in iter_scores(results[task, name, seed].scores)) for seed in seeds]
+            for task in tasks
+        ]
         columns[name] = [*by_task, list(map(fmean, zip(*by_task, strict=True)))]
     order = sorted(names, key=lambda name: -median(columns[name][-1]))
-    rows: list[list[Cell | str]] = [[name, *map(score, columns[name])] for name in order]
+    rows: list[list[Cell | str]] = [[name, *map(score_cell, columns[name])] for name in order]
     note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
     return Sheet.of("All models, the best first", ["model", *tasks, "mean"], rows, notes=(note,), sortable=True)
 
 
-def score(values: Sequence[float], best: float | None = None) -> Cell:
+def score_cell(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
     style = "font-weight: bold" if median(values) == best else ""
     return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
 
 
 def signed(number: float | None, mark: str) -> Cell:
-    """Return the cell of a number with its sign, and a mark behind it."""
+    """Return the cell of a number with its sign, and a mark after it."""
     return Cell(DASH if number is None else f"{number:+z.1f}{mark}".replace("-", MINUS), order=number)
 
 
-def flat(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float]]:
+def iter_scores(scores: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, float]]:
     """Return the split, the metric and the value of each score."""
-    return [(judged, metric, value) for judged, found in scores.items() for metric, value in found.items()]
-
-
-def verdict(gained: Sequence[tuple[Gain, str, str, str]]) -> str:
-    """Return in a sentence what the gains say, each with its position method, task and metric."""
-    if not gained:
-        return "Fine-tuned, with nothing to compare it with."
-    better, clear = sum(each[0].points > 0 for each in gained), [each for each in gained if each[0].clear]
-    if not better:
-        return "No position method gained over its baseline."
-    counted = f"{better} of {len(gained)} rows have a gain, {len(clear)} of them with every seed"
-    if not clear:
-        return f"No gain is clear: {counted}."
-    best, position, task, metric = max(clear, key=lambda each: each[0].points)
-    return f"{position} gains most, {best.points:.1f} points on the task {task} ({metric}); {counted}."
+    return [(split, metric, value) for split, values in scores.items() for metric, value in values.items()]

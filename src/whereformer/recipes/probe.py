@@ -1,4 +1,4 @@
-"""The probe recipe: synthetic tasks with known answers, which show what each position method can do."""
+"""The probe recipe: synthetic tasks with known answers, which show the abilities of each position method."""
 
 from __future__ import annotations
 
@@ -7,34 +7,40 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
-from ..errors import InputError, listed, meant, shown
-from ..lab.options import MOST_COUNT, MOST_RUNS
-from ..lab.recipe import Free, ManyRuns, Names, Range, lazily
+from ..checks import check_choice
+from ..errors import InputError
+from ..lab.options import MAX_COUNT, MAX_RUNS
+from ..lab.recipe import LazyModule, ManyRuns, MayChange, Names, Range, lazy_modules
 from ..lab.sheet import Cell, Column, Sheet
 
-with lazily(__name__):
+if TYPE_CHECKING:
     import torch
     from torch import Tensor
     from torch.nn import functional
 
+    from ..analysis import verdicts
     from ..lab import methods
+    from ..lab import small_encoders as encoders
     from ..lab import train as training
-    from ..lab.report.report import Report
+    from ..lab.report import report
     from ..lab.run import Run
-    from . import small_encoders as encoders
+else:
+    torch, functional = LazyModule("torch"), LazyModule("torch.nn.functional")
+    methods, encoders, training = lazy_modules("lab.methods", "lab.small_encoders", "lab.train")
+    verdicts, report = lazy_modules("analysis.verdicts", "lab.report.report")
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
-IGNORED = -100  # the label where nothing is asked
+IGNORED = -100  # the label of tokens without a question
 PAD, CLS, MASK, FIRST = range(4)  # FIRST is the id of the first symbol
 SYMBOLS = 16
 VOCABULARY = FIRST + SYMBOLS
 KEYS = 8  # of the symbols, the last ones are keys in passkey; the others are noise
 OPEN, CLOSE, DEPTH = FIRST, FIRST + 1, FIRST + 2  # brackets, and depth 0
 DEEPEST = 4  # greater depths have the answer of this one
-OPENING = 0.4  # the probability that a bracket opens where both may follow; below 0.5, so that long rows are no deeper
+OPENING = 0.4  # the chance of an opening bracket where both may follow; below 0.5, so that long rows are not deeper
 
 
 @dataclass(frozen=True)
@@ -42,20 +48,20 @@ class Task:
     """A question about rows of symbols.
 
     Args:
-        asks: what has to be predicted, in words.
-        needs: what a model has to know about positions.
-        example: an input and its answers, a word each; "_" is [MASK], and "." is where nothing is asked.
-        draw: draws input ids and labels, (rows, length) each, given these two and the source of randomness.
-        guess: predicts every label as well as anyone can who does not know positions, (rows, length).
-        shortest: the fewest symbols in a row.
+        question: the question that a model has to answer.
+        needs: the knowledge about positions that the answer needs.
+        example: an input and its answers, a word each; "_" is [MASK], and "." has no answer.
+        draw: draws input ids and labels, each (rows, length); its arguments are rows, length and a generator.
+        guess: predicts the labels as well as possible without knowing positions, (rows, length).
+        min_length: the fewest symbols in a row.
     """
 
-    asks: str
+    question: str
     needs: str
     example: tuple[str, str]
     draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
     guess: Callable[[Tensor, Tensor], Tensor]
-    shortest: int = 4
+    min_length: int = 4
 
     def rows(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw rows that begin with [CLS], (count, 1 + length) ids and labels. Equal seeds give equal rows."""
@@ -68,7 +74,7 @@ def _symbols(count: int, length: int, generator: torch.Generator, kinds: int = S
 
 
 def _masked_half(answers: Callable[[Tensor], Tensor]) -> Any:
-    """Draw rows whose second half is masked, and asked for: the answers to the first."""
+    """Draw rows whose second half is masked. The labels there are the answers to the first half."""
 
     def draw(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         first = _symbols(count, length // 2, generator)
@@ -91,26 +97,25 @@ def _reverse(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
 def _match(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     inputs = _symbols(count, length, generator)
     labels = torch.full_like(inputs, IGNORED)
-    follows = torch.full((count, VOCABULARY), IGNORED)  # what came after the last occurrence of each symbol
-    for at in range(2, length):
-        # The token before this one is known to follow its own left neighbor only from here on, so an answer is
-        # never the token that asks.
-        follows.scatter_(1, inputs[:, at - 2 : at - 1], inputs[:, at - 1 : at])
-        labels[:, at] = follows.gather(1, inputs[:, at : at + 1])[:, 0]
-    twice = inputs[:, 1:] == inputs[:, :-1]
-    labels[:, 1:].masked_fill_(twice, IGNORED)
+    followers = torch.full((count, VOCABULARY), IGNORED)  # the symbol after the last occurrence of each symbol
+    for index in range(2, length):
+        # The pair of the last two tokens becomes known only now, so an answer is never the token itself.
+        followers.scatter_(1, inputs[:, index - 2 : index - 1], inputs[:, index - 1 : index])
+        labels[:, index] = followers.gather(1, inputs[:, index : index + 1])[:, 0]
+    is_repeated = inputs[:, 1:] == inputs[:, :-1]
+    labels[:, 1:].masked_fill_(is_repeated, IGNORED)
     return inputs, labels
 
 
 def _brackets(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    opens = torch.rand(count, length, generator=generator) < OPENING
+    is_open = torch.rand(count, length, generator=generator) < OPENING
     depth = torch.zeros(count, dtype=torch.long)
     depths = []
-    for at in range(length):
-        opens[:, at] |= depth == 0
-        depth = depth + torch.where(opens[:, at], 1, -1)
+    for index in range(length):
+        is_open[:, index] |= depth == 0
+        depth = depth + torch.where(is_open[:, index], 1, -1)
         depths.append(depth)
-    return torch.where(opens, OPEN, CLOSE), DEPTH + torch.stack(depths, 1).clamp(max=DEEPEST)
+    return torch.where(is_open, OPEN, CLOSE), DEPTH + torch.stack(depths, 1).clamp(max=DEEPEST)
 
 
 def _passkey(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -125,41 +130,41 @@ def _passkey(count: int, length: int, generator: torch.Generator) -> tuple[Tenso
 
 def _most_common(inputs: Tensor, labels: Tensor) -> Tensor:
     """Guess the most common symbol of a row."""
-    return _counts(inputs).argmax(-1, keepdim=True).expand_as(inputs)
+    return _count_symbols(inputs).argmax(-1, keepdim=True).expand_as(inputs)
 
 
 def _most_common_other(inputs: Tensor, labels: Tensor) -> Tensor:
     """Guess the most common symbol among the other tokens of a row."""
-    others = _counts(inputs)[:, None] - functional.one_hot(inputs, VOCABULARY)
-    return others.argmax(-1)
+    counts = _count_symbols(inputs)[:, None] - functional.one_hot(inputs, VOCABULARY)
+    return counts.argmax(-1)
 
 
 def _most_common_other_symbol(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Guess the most common symbol of a row that is not the token's own."""
-    own = functional.one_hot(inputs, VOCABULARY).bool()
-    return _counts(inputs)[:, None].masked_fill(own, -1).argmax(-1)
+    """Guess the most common symbol of a row except the token's own symbol."""
+    is_same = functional.one_hot(inputs, VOCABULARY).bool()
+    return _count_symbols(inputs)[:, None].masked_fill(is_same, -1).argmax(-1)
 
 
 def _most_common_depth(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Guess the depth that is the most common below an equal bracket in rows with as many opening ones.
+    """Guess the most common depth after the same kind of bracket in rows with the same number of opening brackets.
 
     This is counted in the labels, so the guess is, if anything, too good.
     """
     length = inputs.shape[1]
-    opens = (inputs == OPEN).sum(1, keepdim=True)
-    known = 2 * opens + (inputs == OPEN)
-    asked = labels != IGNORED
-    cells = torch.bincount((known * VOCABULARY + labels)[asked], minlength=2 * (length + 1) * VOCABULARY)
+    num_open = (inputs == OPEN).sum(1, keepdim=True)
+    known = 2 * num_open + (inputs == OPEN)
+    has_label = labels != IGNORED
+    cells = torch.bincount((known * VOCABULARY + labels)[has_label], minlength=2 * (length + 1) * VOCABULARY)
     return cells.view(-1, VOCABULARY).argmax(1)[known]
 
 
 def _the_key(inputs: Tensor, labels: Tensor) -> Tensor:
-    """Return the key, which shows by itself."""
+    """Return the key, which is the only symbol of its kind in a row."""
     return inputs.amax(1, keepdim=True).expand_as(inputs)
 
 
-def _counts(inputs: Tensor) -> Tensor:
-    """Return how often each symbol occurs in each row, (rows, VOCABULARY); other tokens count as never."""
+def _count_symbols(inputs: Tensor) -> Tensor:
+    """Count each symbol in each row, (rows, VOCABULARY); the counts of other tokens are -1."""
     counts = torch.zeros(len(inputs), VOCABULARY, dtype=torch.long)
     counts.scatter_add_(1, inputs, torch.ones_like(inputs))
     counts[:, :FIRST] = -1
@@ -187,7 +192,7 @@ TASKS = {
         ("d a c d b d", ". . . a . b"),
         _match,
         _most_common_other_symbol,
-        shortest=8,
+        min_length=8,
     ),
     "reverse": Task(
         "Which symbol stands here if the row is read from its end?",
@@ -223,27 +228,27 @@ TASKS = {
 
 # The recipe.
 
-LENGTH_FACTORS = (1, 2, 4)  # models are judged on rows of these multiples of the training length
-JUDGED_ROWS = 512
-JUDGED_SEED = 2**62  # the seed of the rows to judge on, plus their length; no seed of training leads so far
-TOKENS = 2**15  # the most tokens that a model reads at a time while it is judged
+LENGTH_FACTORS = (1, 2, 4)  # models are evaluated on rows of these multiples of the training length
+EVAL_ROWS = 512
+EVAL_SEED = 2**62  # the seed of the rows to evaluate on, plus their length; seeds of training rows are smaller
+TOKENS = 2**15  # the most tokens that a model reads at a time in the evaluation
 SOLVED = 0.95  # the accuracy from which a task counts as solved
-ERRORS = 4  # how many standard errors a method has to be ahead of guessing: chance does that once in 30,000 cells
+ERRORS = 4  # a method must be better than guessing by this many standard errors; chance does that once in 30,000 cells
 LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small models learn every task soonest
 READING = (
-    f"* solved: at least {SOLVED:.0%} with every seed. ( ): no better than guessing without positions. "
+    f"* solved: at least {SOLVED:.0%} with every seed. ( ): not better than guessing without positions. "
     "?: better than guessing with some seeds only. guessing: the best guess without positions. "
-    "cannot: the method has no positions at this length."
+    "n/a: the method has no positions at this length. solved: of the tasks that none does not solve too."
 )
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProbeResult:
     """A trained model.
 
     Args:
-        scores: at each length, its accuracy, how far that is ahead of guessing on the same rows, and the standard error
-            of that over the rows; or the reason why there is none.
+        scores: for each length, the accuracy, its difference from the accuracy of guessing on the same rows, and the
+            standard error of the difference over the rows; or a reason why there is no score.
         failed: why training ended without a model.
     """
 
@@ -253,7 +258,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Probe(ManyRuns):
-    """What can each position method do? Synthetic tasks with known answers tell in minutes.
+    """What can each position method do? Synthetic tasks with known answers show it in minutes.
 
     Trains a small encoder for each method and task, and tests it at the trained length and at two and four times it. A
     task needs absolute positions, relative offsets, order, or content only; compare with the accuracy of guessing
@@ -267,57 +272,56 @@ class Probe(ManyRuns):
     NAME = "probe"
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 100, "out": Path("runs/probe-quick")}
 
-    positions: Annotated[Names, Free] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
+    positions: Annotated[Names, MayChange] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")
     """Methods to try, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too, and
     "hybrid" has the positions and windows of this preset; "all" means every method."""
-    tasks: Annotated[Names, Free] = tuple(TASKS)
+    tasks: Annotated[Names, MayChange] = tuple(TASKS)
     """Tasks to try, separated by commas."""
-    out: Annotated[Path, Free] = Path("runs/probe")
+    out: Annotated[Path, MayChange] = Path("runs/probe")
     """Folder for the results."""
-    quick: Annotated[bool, Free] = False
+    quick: Annotated[bool, MayChange] = False
     """Take a first look in about a minute, with fewer methods and steps, which are too few to learn hard tasks."""
     length: Annotated[int, Range(4, 512)] = 16
     """Symbols in a training row, an even number. Models are tested at this length and at two and four times it."""
-    steps: Annotated[int, Range(1, MOST_COUNT)] = 500
+    steps: Annotated[int, Range(1, MAX_COUNT)] = 500
     """Training steps of each model."""
-    seeds: Annotated[int, Range(1, MOST_RUNS), Free] = 1
+    seeds: Annotated[int, Range(1, MAX_RUNS), MayChange] = 1
     """How many seeds to repeat everything with. With several, the tables show medians and ranges."""
 
-    small = True
+    has_small_models = True
 
     def check(self) -> None:
         if self.length % 2:
             raise InputError("length", f"expected an even number, because some rows have two halves, got {self.length}")
         for task in self.tasks:
-            if task not in TASKS:
-                raise InputError("tasks", f"expected {', '.join(TASKS)}, got {shown(task)}{meant(task, TASKS)}")
-            if self.length < TASKS[task].shortest:
-                shortest = f"at least {TASKS[task].shortest} for the task {task}"
-                raise InputError("length", f"expected {shortest}, got {self.length}")
+            check_choice("tasks", task, TASKS)
+            if self.length < TASKS[task].min_length:
+                expected = f"at least {TASKS[task].min_length} for the task {task}"
+                raise InputError("length", f"expected {expected}, got {self.length}")
 
-    def resolved(self) -> Probe:
-        names = methods.known_methods(self.positions)
+    def resolve(self) -> Probe:
+        names = methods.resolve_methods(self.positions)
         methods.check_methods(names, hidden_size=WIDTH, num_heads=HEADS, num_layers=LAYERS, max_length=self.length + 1)
         return replace(self, positions=names)
 
     @property
     def lengths(self) -> list[int]:
-        """The lengths to judge at, that of training first."""
+        """The lengths to evaluate at; the training length is the first."""
         return [factor * self.length for factor in LENGTH_FACTORS]
 
-    def run(self, run: Run) -> Report:
+    def run(self, run: Run) -> report.Report:
         seeds = range(self.seed, self.seed + self.seeds)
         keys = product(seeds, self.tasks, self.positions)
-        outcomes = run.each(keys, self.train, kind=Outcome, steps=self.steps, problem=self.problem)
-        return self.report(outcomes, seeds)
+        results = run.map(keys, self.train, task="train", kind=ProbeResult, steps=self.steps, problem=self.problem)
+        return self.report(results, seeds)
 
-    def problem(self, key: tuple[int, str, str], outcome: Outcome) -> str | None:
-        """Return why an outcome does not count, or None if it does."""
-        whole = outcome.failed or len(outcome.scores) == len(self.lengths)
-        return None if whole else "its record lacks scores"
+    def problem(self, key: tuple[int, str, str], result: ProbeResult) -> str | None:
+        """Return why a recorded result is not valid, or None if it is."""
+        is_complete = result.failed or len(result.scores) == len(self.lengths)
+        return None if is_complete else "its record lacks scores"
 
-    def train(self, run: Run, seed: int, task: str, position: str) -> Outcome:
-        """Train a method on a task with a seed, and judge it at every length."""
+    def train(self, run: Run, seed: int, task: str, position: str) -> ProbeResult:
+        """Train a method on a task with a seed, and evaluate it at every length."""
         model = self.build(position, seed)
 
         def batch(step: int) -> dict[str, Tensor]:
@@ -326,11 +330,11 @@ class Probe(ManyRuns):
 
         plan = training.Training(steps=self.steps, rate=RATE)
         try:
-            training.train(model, batch, plan, device=run.device, on_log=run.step)
+            training.train(model, batch, plan, device=run.device, on_log=run.advance)
         except training.NotFiniteError as error:
-            run.say(f"{task}, {position}, seed {seed}: failed, {error.problem}")
-            return Outcome([], error.problem)
-        return Outcome(encoders.at_lengths(self.lengths, lambda length: judge(model.eval(), task, length)))
+            run.log(f"{task}, {position}, seed {seed}: failed, {error.problem}")
+            return ProbeResult([], error.problem)
+        return ProbeResult(encoders.at_lengths(self.lengths, lambda length: evaluate(model.eval(), task, length)))
 
     def build(self, position: str, seed: int) -> Any:
         """Build a method's untrained model. It has no dropout: rows are new at every step."""
@@ -346,23 +350,30 @@ class Probe(ManyRuns):
         )
         return encoders.build(config, seed)
 
-    def report(self, outcomes: Mapping[tuple[int, str, str], Outcome], seeds: range) -> Report:
+    def report(self, results: Mapping[tuple[int, str, str], ProbeResult], seeds: range) -> report.Report:
         """Return a table for each length, and which methods solve the most tasks."""
         sheets, sentences = [], []
         for index, length in enumerate(self.lengths):
-            judged = {
-                name: [Judged.of([outcomes[seed, task, name] for seed in seeds], index) for task in self.tasks]
+            cells = {
+                name: [CellResult.of([results[seed, task, name] for seed in seeds], index) for task in self.tasks]
                 for name in self.positions
             }
+            solved = {
+                name: {task: result.is_solved for task, result in zip(self.tasks, row, strict=True)}
+                for name, row in cells.items()
+            }
+            counting = verdicts.find_counting_tasks(solved)
             if index in (0, len(self.lengths) - 1):
-                sentences.append(most(judged, len(self.tasks), length, "" if index else "; train longer"))
+                sentence = verdicts.compare_solved(solved, length, self.steps, trained=index == 0)
+                sentences += [sentence] if sentence else []
             guesses = [Rows.of(task, length).guess for task in self.tasks]
             rows: list[list[Cell | str]] = [
                 ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
             ]
-            for name, row in judged.items():
-                rows.append([name, *(each.cell for each in row), f"{sum(each.solved for each in row)}/{len(row)}"])
-            times = f"{LENGTH_FACTORS[index]} times as many as trained" if index else "as trained"
+            for name, row in cells.items():
+                count = sum(solved[name][task] for task in counting)
+                rows.append([name, *(result.cell for result in row), f"{count}/{len(counting)}"])
+            times = f"{LENGTH_FACTORS[index]} times the training length" if index else "the training length"
             sheets.append(
                 Sheet.of(
                     f"Accuracy at {length} symbols, {times}",
@@ -374,97 +385,90 @@ class Probe(ManyRuns):
             )
         if len(seeds) == 1:
             about = (
-                "This is one seed. With another seed or more steps, a method may learn a task that it has not learned "
+                "This is one seed. With another seed or more steps, a method may solve a task that it failed here; use "
+                "several seeds to see how often."
             )
-            about += "here; several seeds show how often."
         else:
-            about = f"Solved means solved with each of {len(seeds)} seeds. More steps may change what was not learned."
-        asked = [(name, TASKS[name].asks, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
+            about = f"Solved means solved with each of {len(seeds)} seeds. With more steps, more may be solved."
+        tasks = [(name, TASKS[name].question, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
         columns: list[Column | str] = [
             "task",
             *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
         ]
-        sheets.append(Sheet.of("The tasks", columns, asked))
-        return Report("What can each position method do?", [*sentences, about], sheets, outcomes)
+        sheets.append(Sheet.of("The tasks", columns, tasks))
+        sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
+        return report.Report("What can each position method do?", [*sentences, about], sheets, results)
 
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows that all models of a task are judged on at one length, (JUDGED_ROWS, 1 + length) each.
+    """The rows that all models of a task are evaluated on at one length, each tensor (EVAL_ROWS, 1 + length).
 
-    ``guessed`` says at each label whether the best guess without positions is right.
+    ``is_guessed``: whether the best guess without positions is right, for each label.
     """
 
     inputs: Tensor
     labels: Tensor
-    guessed: Tensor
+    is_guessed: Tensor
 
     @classmethod
     def of(cls, task: str, length: int) -> Rows:
         """Draw the rows of a task at one length, which are always the same."""
-        inputs, labels = TASKS[task].rows(JUDGED_ROWS, length, JUDGED_SEED + length)
+        inputs, labels = TASKS[task].rows(EVAL_ROWS, length, EVAL_SEED + length)
         guess = TASKS[task].guess(inputs[:, 1:], labels[:, 1:])
         return cls(inputs, labels, functional.pad(guess, (1, 0), value=PAD) == labels)
 
     @property
     def guess(self) -> float:
         """The accuracy of the best guess without positions."""
-        return float(self.guessed.sum() / (self.labels != IGNORED).sum())
+        return float(self.is_guessed.sum() / (self.labels != IGNORED).sum())
 
 
-def judge(model: Any, task: str, length: int) -> Any:
-    """Return a model's accuracy, how far it is ahead of guessing, and the standard error of that; or why not.
+def evaluate(model: Any, task: str, length: int) -> Any:
+    """Return a model's accuracy, its difference from guessing, and the difference's standard error; or why not.
 
     Raises:
-        PositionRangeError: if the position method has no positions so far out.
+        PositionRangeError: if the position method has too few positions.
     """
-    rows, right = Rows.of(task, length), []
-    asked = rows.labels != IGNORED
+    rows, answers = Rows.of(task, length), []
+    has_label = rows.labels != IGNORED
     with torch.no_grad():
-        for chosen in torch.arange(len(rows.inputs)).split(max(1, TOKENS // rows.inputs.shape[1])):
-            logits = model(rows.inputs[chosen].to(model.device), labels=rows.labels[chosen].to(model.device)).logits
+        for indices in torch.arange(len(rows.inputs)).split(max(1, TOKENS // rows.inputs.shape[1])):
+            logits = model(rows.inputs[indices].to(model.device), labels=rows.labels[indices].to(model.device)).logits
             if not logits.isfinite().all():
                 return "the output is not finite (NaN or inf) at this length"
-            right.append(logits.argmax(-1).cpu() == rows.labels[chosen][asked[chosen]])
-    correct = torch.zeros_like(asked).masked_scatter(asked, torch.cat(right))
-    # Answers in the same row depend on each other, so the rows are what varies.
-    gaps = (correct.double() - rows.guessed.double()).sum(1) / asked.sum() * len(asked)
-    return [float(correct.sum() / asked.sum()), float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5)]
+            answers.append(logits.argmax(-1).cpu() == rows.labels[indices][has_label[indices]])
+    is_correct = torch.zeros_like(has_label).masked_scatter(has_label, torch.cat(answers))
+    # Answers in the same row depend on each other, so the standard error treats each row as one sample.
+    gaps = (is_correct.double() - rows.is_guessed.double()).sum(1) / has_label.sum() * len(has_label)
+    return [float(is_correct.sum() / has_label.sum()), float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5)]
 
 
-class Judged(NamedTuple):
-    """A method on a task at one length. ``solved``: at least SOLVED of the answers are right with every seed."""
+class CellResult(NamedTuple):
+    """A method on a task at one length. ``is_solved``: at least SOLVED of the answers are right with every seed."""
 
     cell: Cell
-    solved: bool
+    is_solved: bool
 
     @classmethod
-    def of(cls, outcomes: Sequence[Outcome], index: int) -> Judged:
-        """Judge a method by the outcomes of all seeds, at the length of an index."""
-        for outcome in outcomes:
-            if outcome.failed:
-                return cls(Cell("failed", title=outcome.failed), False)
-            if isinstance(outcome.scores[index], str):
-                return cls(Cell("cannot", title=outcome.scores[index]), False)
-        scores = [outcome.scores[index] for outcome in outcomes]
+    def of(cls, results: Sequence[ProbeResult], index: int) -> CellResult:
+        """Return the cell of a method from the results with all seeds, at the length with an index."""
+        for result in results:
+            if result.failed:
+                return cls(Cell("failed", title=result.failed), False)
+            if isinstance(result.scores[index], str):
+                return cls(Cell("n/a", title=result.scores[index]), False)
+        scores = [result.scores[index] for result in results]
         accuracies = [accuracy for accuracy, _, _ in scores]
         low, style = min(accuracies), colors(statistics.median(accuracies))
-        clear = [ahead > ERRORS * error for _, ahead, error in scores]
-        shown = "{:.1%}*" if low >= SOLVED else "{:.1%}" if all(clear) else "{:.1%}?" if any(clear) else "({:.1%})"
-        return cls(Cell.of_seeds(accuracies, shown.format, "{:.0%}".format, style=style), low >= SOLVED)
-
-
-def most(judged: Mapping[str, Sequence[Judged]], total: int, length: int, advice: str) -> str:
-    """Return which methods solve the most tasks at a length."""
-    counts = {name: sum(each.solved for each in row) for name, row in judged.items()}
-    best, at = max(counts.values()), f"at {length} symbols"
-    if not best:
-        return f"No method solves a task {at}{advice}."
-    leaders = [name for name, count in counts.items() if count == best]
-    solve = f"{listed(leaders)} {'solves' if len(leaders) == 1 else 'solve'}"
-    if best == total or len(leaders) == len(counts):
-        return f"{solve} {best} of {total} tasks {at}."
-    return f"{solve} the most tasks {at}, {best} of {total}."
+        is_clear = [gap > ERRORS * error for _, gap, error in scores]
+        if low >= SOLVED:
+            text = "{:.1%}*"
+        elif all(is_clear):
+            text = "{:.1%}"
+        else:
+            text = "{:.1%}?" if any(is_clear) else "({:.1%})"
+        return cls(Cell.of_seeds(accuracies, text.format, "{:.0%}".format, style=style), low >= SOLVED)
 
 
 def colors(accuracy: float) -> str:

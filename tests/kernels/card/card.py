@@ -118,15 +118,15 @@ class Launch(NamedTuple):
 
     def addresses(self) -> set[tuple[int, ...]]:
         """Return the places of the parameters that are addresses."""
-        return {place for place, kind in _leaves(self.kernel.source) if kind.startswith("*")}
+        return {path for path, kind in _leaves(self.kernel.source) if kind.startswith("*")}
 
     def run(self) -> None:
         """Interpret the kernel, after checking what its compiler was told about the parameters."""
         source = self.kernel.source
-        for place, attributes in source.attrs.items():
+        for path, attributes in source.attrs.items():
             for attribute, value in attributes:
-                if attribute == "tt.divisibility" and self.numbers.get(place, 0) % value:
-                    raise GpuError(f"{self.name}: {value} does not divide parameter {place}, {self.numbers[place]}")
+                if attribute == "tt.divisibility" and self.numbers.get(path, 0) % value:
+                    raise GpuError(f"{self.name}: {value} does not divide parameter {path}, {self.numbers[path]}")
         triton_private.interpret(source.fn, self.grid, triton_private.arguments_of(source, self.numbers))
 
 
@@ -182,7 +182,7 @@ def _launched(function: int, grid: Any, stream: int, parameters: Any) -> int:
     try:
         with _lock:
             kernel = _kernels[function]
-            numbers = {place: _number(kind, parameters[i]) for i, (place, kind) in enumerate(_leaves(kernel.source))}
+            numbers = {path: _number(kind, parameters[i]) for i, (path, kind) in enumerate(_leaves(kernel.source))}
             launches.append(Launch(kernel, tuple(grid[:3]), stream, numbers))
             launches[-1].run()
     except BaseException as error:  # C has no exceptions
@@ -255,7 +255,7 @@ def _install() -> None:
     triton_private.stop_after_reading()
     driver.set_active(Card())
     available._unavailable_on = lambda device: None
-    available.capability = lambda device: divmod(Card.capability, 10)
+    available.get_capability = lambda device: divmod(Card.capability, 10)
     _driver.card_call_on_launch(_launched)
     _memory.card_use_memory()
 

@@ -99,10 +99,10 @@ def compare(recorded, replayed):
         assert ours.kernel.metadata.enable_fp_fusion
         addresses = ours.addresses()
         assert ours.numbers.keys() == theirs.numbers.keys()
-        for place, number in theirs.numbers.items():
+        for path, number in theirs.numbers.items():
             # Tensors without numbers have no address, except in plans, where they are parts of others.
-            expected = moved.setdefault(number, ours.numbers[place]) if place in addresses and number else number
-            assert ours.numbers[place] == expected or (place in addresses and not number), (ours.name, place)
+            expected = moved.setdefault(number, ours.numbers[path]) if path in addresses and number else number
+            assert ours.numbers[path] == expected or (path in addresses and not number), (ours.name, path)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -164,8 +164,8 @@ def test_memory_of_large_calls(records, monkeypatch):
 
 @pytest.mark.parametrize("explicit", [False, True])
 def test_long_tables_go_in_parts(explicit, records, monkeypatch):
-    monkeypatch.setattr(arguments, "ROW_TABLE_NUMBERS", 64)
-    monkeypatch.setattr(arguments, "FEWEST_TABLE_ROWS", 20)
+    monkeypatch.setattr(arguments, "MAX_PRODUCTS_PER_QUERY", 64)
+    monkeypatch.setattr(arguments, "MIN_PART_ROWS", 20)
 
     def run():
         terms = [(OffsetKeys, [random(1, 140, DIM)], -40), (OffsetQueries, [random(HEADS, 140, DIM)], -35)]

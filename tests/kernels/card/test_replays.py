@@ -1,7 +1,9 @@
 """What may differ between a call that was recorded and later calls of its kind, on the card."""
 
 import contextlib
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +12,8 @@ from tests.kernels import test_backends
 from tests.kernels.card import card
 from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
 from whereformer.kernels import remember
-from whereformer.kernels.call import make_call
-from whereformer.kernels.fields import GRADIENTS
+from whereformer.kernels.call import GRADIENTS
+from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton import launch, plan
 
 BATCH, HEADS, N, DIM = 2, 2, 20, 16
@@ -86,16 +88,16 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("place", [0, 2, 3, "d_out"])
+@pytest.mark.parametrize("shifted_input", [0, 2, 3, "d_out"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_alignment(place, dtype):
+def test_alignment(shifted_input, dtype):
     terms = bias if dtype == torch.float32 else vectors
     for numbers in (0, 1, 0, 4, 3):
         inputs, built, d_out = rows(dtype=dtype), terms(), random(BATCH, HEADS, N, DIM, dtype=dtype)
-        if place == "d_out":
+        if shifted_input == "d_out":
             d_out = shifted(d_out, numbers)
-        elif place < 3:
-            inputs[place] = shifted(inputs[place], numbers)
+        elif shifted_input < 3:
+            inputs[shifted_input] = shifted(inputs[shifted_input], numbers)
         else:
             built[0] = type(built[0])(shifted(built[0].table, numbers), -4)
         check(inputs, built, d_out)
@@ -104,8 +106,8 @@ def test_alignment(place, dtype):
 def test_strides():
     for layout in ("in one piece", *LAYOUTS):
         check([LAYOUTS[layout](tensor) for tensor in rows()], bias())
-        query, *others = rows()
-        check([LAYOUTS[layout](query), *others], bias())
+        query, *key_value = rows()
+        check([LAYOUTS[layout](query), *key_value], bias())
 
 
 def test_strides_of_the_outputs_gradient():
@@ -116,8 +118,8 @@ def test_strides_of_the_outputs_gradient():
 
 def test_inputs_share_memory(records):
     for _ in range(3):
-        whole, table = random(1, HEADS, 60, DIM), random(HEADS, 300)
-        check([whole[:, :, :20], whole[:, :, 10:30], whole[:, :, 20:40]], [OffsetBias(table[:, 7:200], -100)])
+        memory, table = random(1, HEADS, 60, DIM), random(HEADS, 300)
+        check([memory[:, :, :20], memory[:, :, 10:30], memory[:, :, 20:40]], [OffsetBias(table[:, 7:200], -100)])
     assert records == [True, True]
 
 
@@ -243,10 +245,10 @@ def test_launch_hooks(records, monkeypatch):
     """None, a function, or a chain of functions. Those that watch launches see all of them, so no plan is used."""
     from triton import knobs
 
-    seen = []
+    watched = []
 
     def watch(metadata):
-        seen.append(metadata.get())
+        watched.append(metadata.get())
 
     chain = knobs.HookChain()
     chain.add(watch)
@@ -256,9 +258,9 @@ def test_launch_hooks(records, monkeypatch):
         check(rows(), bias())
         for hook, watches in ((knobs.HookChain(), False), (chain, True), (None, False), (watch, True)):
             monkeypatch.setattr(knobs.runtime, "launch_enter_hook", hook)
-            del seen[:], records[:], card.launches[:]
+            del watched[:], records[:], card.launches[:]
             check(rows(), bias())
-            assert (len(seen), len(card.launches), len(records)) == ((6, 6, 2) if watches else (0, 6, 0))
+            assert (len(watched), len(card.launches), len(records)) == ((6, 6, 2) if watches else (0, 6, 0))
 
 
 def test_deterministic_algorithms():
@@ -330,3 +332,12 @@ def test_what_depends_on_more_than_the_inputs_is_not_recorded(reads):
     results, replay = plan.record(compute, inputs)
     assert torch.equal(results[0], compute()[0])
     assert replay is None
+
+
+def test_the_page_shows_a_plan(caplog):
+    page = Path(__file__).parents[3] / "docs" / "architecture" / "debugging.md"
+    excerpt = re.search("```text\n(def plan.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    with caplog.at_level("DEBUG", plan.__name__):
+        inputs = [random(1, 2, 256, 64, dtype=torch.bfloat16) for _ in range(3)]
+        attention(*inputs, [OffsetBias(random(2, 511), -255)], backend="triton")
+    assert re.search(re.escape(excerpt).replace(re.escape("..."), ".*"), caplog.text, re.DOTALL)

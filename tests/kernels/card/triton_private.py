@@ -51,18 +51,18 @@ def arguments_of(source: Any, numbers: dict[tuple[int, ...], Any]) -> dict[str, 
 
     def decode(kinds: Any, outer: tuple[int, ...] = ()) -> Iterator[Any]:
         for index, kind in enumerate(kinds):
-            place = (*outer, index)
+            path = (*outer, index)
             if isinstance(kind, tuple):
-                parts = list(decode(kind, place))
+                parts = list(decode(kind, path))
                 yield type(kind)(*parts) if hasattr(kind, "_fields") else tl.tuple(parts)
             elif kind == "constexpr":
-                value = source.constants[place]
+                value = source.constants[path]
                 # Triton compiles the number 1 in, too; to the kernel it is a number.
                 is_number = type(value) is int and (outer or index not in source.fn.constexprs)
                 yield interpreter._implicit_cvt(value) if is_number else value
             else:
                 dtype = tl.str_to_ty(kind, None)
-                data = np.array([numbers[place]], np.uint64 if dtype.is_ptr() else interpreter._get_np_dtype(dtype))
+                data = np.array([numbers[path]], np.uint64 if dtype.is_ptr() else interpreter._get_np_dtype(dtype))
                 yield tl.core.tensor(interpreter.TensorHandle(data, dtype), dtype)
 
     return dict(zip(source.fn.arg_names, decode(source.signature.values()), strict=True))

@@ -96,6 +96,7 @@ def model_of(
         name=name,
         position=position,
         length=n,
+        num_layers=layers,
         table=table_of(n, noise=noise) if table else None,
         heads=found,
     )

@@ -21,12 +21,12 @@ class Page(HTMLParser):
     def handle_starttag(self, tag, attrs):
         if tag not in VOID:
             self.open.append(tag)
-        self._keep(tag, dict(attrs))
+        self._append_record(tag, dict(attrs))
 
     def handle_startendtag(self, tag, attrs):
-        self._keep(tag, dict(attrs))
+        self._append_record(tag, dict(attrs))
 
-    def _keep(self, tag, attributes):
+    def _append_record(self, tag, attributes):
         self.tags.append((tag, attributes))
         self.ids += [attributes["id"]] if "id" in attributes else []
         self.links += [attributes[name] for name in ("src", "href", "xlink:href") if name in attributes]

@@ -6,10 +6,10 @@ from urllib.parse import quote
 
 import pytest
 
-from tests.analysis import test_comparison as compare
 from tests.lab.report.findings import model_of
-from whereformer.analysis.pictures import report_of
+from tests.recipes import test_comparison_report as compare
 from whereformer.recipes import probe
+from whereformer.recipes.head_report import build_report
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = pytest.mark.skipif(
@@ -20,8 +20,8 @@ FLAGS = (
     "--disable-component-update --disable-sync"
 )
 PAGES = {
-    "analyze": lambda: report_of([model_of()]).page(),
-    "several": lambda: report_of([model_of(f"m{i}", n=16, noise=0.5 + i) for i in range(3)]).page(),
+    "analyze": lambda: build_report([model_of()]).page(),
+    "several": lambda: build_report([model_of(f"m{i}", n=16, noise=0.5 + i) for i in range(3)]).page(),
     "compare": lambda: compare.report_of(seeds=2).page(),
     "compare-wide": lambda: compare.wide_report().page(),
 }

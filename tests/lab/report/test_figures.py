@@ -4,8 +4,7 @@ from xml.etree import ElementTree
 
 from matplotlib.figure import Figure
 
-from whereformer.analysis import losses
-from whereformer.lab.report import figures
+from whereformer.lab.report import figures, score_report
 
 
 def test_a_figure_on_a_page_is_whole():
@@ -31,7 +30,7 @@ def test_a_legend_is_below_the_axes_and_within_the_figure():
     for count in (2, 36):
         curves = {f"transformer_xl+{number}": [(1, 2.0), (2, 1.0 + number)] for number in range(count)}
         canvas = Figure(figsize=(420 / 72, 300 / 72), layout="constrained")
-        losses.over_steps(curves)(canvas)
+        score_report.paint_over_steps(curves)(canvas)
         canvas.draw_without_rendering()
         axes, legend = canvas.axes[0].get_window_extent(), canvas.legends[0].get_window_extent()
         assert legend.y1 <= axes.y0

@@ -1,7 +1,8 @@
 """The "native" backend: attention on the CPU by one compiled kernel, in O(n) memory.
 
-The kernel is attention.cpp beside this file; build.py compiles it and library.py loads it. It gets a call as the struct
-``Call`` of call.h, of which every field has eight bytes: :class:`Struct`.
+The kernel, attention.cpp in this folder, computes the equation of kernels/call.py tile by tile, with a running maximum
+and sum of exponentials for each row. build.py compiles it and library.py loads it. It gets a call as the struct
+``Call`` of call.h, :class:`Struct` here. Every field has eight bytes.
 """
 
 from __future__ import annotations
@@ -16,55 +17,55 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import AXES, TABLES, Call
-from ..operators import Again, Backend, Given, Operators, Results
+from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
+from ..call import AXES, TABLES, Call
 from ..terms import Positions, position_values
 from .library import compute, level_for
-from .library import why_not as why_no_library
+from .library import unsupported_reason as why_no_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 """The dtypes that the kernel reads and writes, with their numbers in call.h."""
 
 INPUTS = (
-    *("query", "key", "value", *TABLES, "key_table_factors", "query_table_factors"),
-    *("query_factors", "key_factors", "query_levels", "key_levels", "dense"),
+    *("query", "key", "value", "bias", "key_table", "query_table", "value_table", "key_table_factors"),
+    *("query_table_factors", "query_factors", "key_factors", "query_levels", "key_levels", "dense"),
 )
-"""All inputs that have gradients, in their order in the struct."""
+"""The inputs that the kernel knows, in their order in the struct."""
 
-WHOLE = ("query", "key", "value", "dense")
-"""The inputs whose gradients have strides of their own; those of others are in one piece."""
+STRIDED = ("query", "key", "value", "dense")
+"""The inputs whose gradients have strides in the struct. All other gradients are contiguous."""
 
-_FARTHEST = 2**62 + 2**61
-"""Tables begin nearer than that, so that sums with their lengths do not overflow. All offsets lie within 2**63."""
+_MAX_FIRST = 2**62 + 2**61
+"""The bound of first offsets, so that sums with tables' lengths do not overflow. All offsets lie within 2**63."""
 
 poisons = False
 """Whether the kernel's scratch memory begins as NaN; for tests."""
 
 
-def parts_of(call: Call, needed: Sequence[str] | None = None) -> tuple[int, int]:
-    """Return how many parts batch and queries are divided into, each a task for a thread.
+def num_parts(call: Call, grad_names: Sequence[str] | None = None) -> tuple[int, int]:
+    """Return into how many parts batch and queries are divided. Each part is a task for a thread.
 
-    In the backward, for the gradients that are ``needed``, each part has sums of its own for what its items share. The
-    number of parts does not depend on the number of threads, so neither do the sums.
+    In the backward, for the gradients ``grad_names``, each part has separate sums for inputs that its items share. The
+    number of parts does not depend on the number of threads, so the sums do not either.
     """
     batch, key_heads = call.value.shape[:2]
-    parts, wanted = batch, _TASKS
-    if needed is not None:
-        # Each part of the queries sums the gradients of all keys in memory of its own.
-        wanted = _TASKS // 2
-        if any(name in needed for name in TABLES):
-            parts = min(batch, -(-_TASKS // key_heads))
-        if "dense" in needed and call.dense is not None and len(call.dense) < batch:
+    parts, num_tasks = batch, _NUM_TASKS
+    if grad_names is not None:
+        # Each part of the queries sums the gradients of all keys in separate memory.
+        num_tasks = _NUM_TASKS // 2
+        if any(name in grad_names for name in TABLES):
+            parts = min(batch, -(-_NUM_TASKS // key_heads))
+        if "dense" in grad_names and call.dense is not None and len(call.dense) < batch:
             # Items that share a matrix are in one part.
             parts = 1
-    return parts, max(1, min(-(-wanted // (parts * key_heads)), call.n_q // _FEWEST_ROWS))
+    return parts, max(1, min(-(-num_tasks // (parts * key_heads)), call.n_q // _MIN_ROWS))
 
 
-_TASKS = 8
-"""Tasks enough for the cores of most processors; each of the forward packs keys and values for itself."""
+_NUM_TASKS = 8
+"""Enough tasks for the cores of most processors. Each task of the forward packs the keys and values that it reads."""
 
-_FEWEST_ROWS = 512
-"""The fewest queries in a part: each part packs all keys for itself."""
+_MIN_ROWS = 512
+"""The smallest number of queries in a part, because each part packs all keys."""
 
 
 def _words(names: str) -> list[tuple[str, Any]]:
@@ -101,148 +102,153 @@ class Struct(ctypes.Structure):
         *_words("log_sums rounded_off"),
         ("d_output", _Tensor),
         *_words("d_log_sums"),
-        *[(f"d_{name}", _Tensor if name in WHOLE else ctypes.c_int64) for name in INPUTS],
+        *[(f"d_{name}", _Tensor if name in STRIDED else ctypes.c_int64) for name in INPUTS],
     )
 
 
 def _index(field: str) -> int:
-    """Return where a field begins, in words."""
+    """Return the index of a field's first word."""
     return int(getattr(Struct, field).offset) // 8
 
 
-class Arguments:
+class CallStruct:
     """A call in the kernel's layout.
 
     Args:
-        parts: see :func:`parts_of`.
-        given: what the backward gets besides the call; None in the forward.
-        into: where to put gradients, by name. Those of tables are (batch parts, row parts, heads, ...). Those of keys,
-            values and what else has a row per key are (row parts, batch, ...), those of queries and what else has a row
-            per query (batch, ...). That of ``dense`` is like it, and begins as zeros.
+        parts: see :func:`num_parts`.
+        inputs: the tensors that the backward gets besides the call; None in the forward.
+        gradient_buffers: the memory for gradients, by name. For tables it is (batch parts, row parts, heads, ...); for
+            keys, values and other inputs with a row per key (row parts, batch, ...); for queries and other inputs with
+            a row per query (batch, ...). For ``dense`` it is like the input, and begins as zeros.
 
     Attributes:
-        struct: of which the kernel computes the call while what its addresses point to lives.
-        kept: the output and what is kept beside it.
-        made: what the kernel fills, by name: the output and what is kept, or the gradients.
-        addresses: the words that are addresses: the index of each, the tensor into which it points, and how far from
-            its beginning.
-        copies: each tensor that the kernel reads in another's place, that one, and the function between them.
+        struct: the struct that the kernel reads; valid while the tensors behind its addresses live.
+        state: the forward's state.
+        outputs: the tensors that the kernel fills, by name: the output and the state's buffer, or the gradients.
+        addresses: for each address in the struct its index, the tensor into which it points, and its distance in bytes
+            from the tensor's beginning.
+        copies: for each tensor that had to be converted the copy, the tensor, and the conversion.
     """
 
     def __init__(
-        self, call: Call, parts: tuple[int, int], given: Given | None = None, into: dict[str, Tensor] | None = None
+        self,
+        call: Call,
+        parts: tuple[int, int],
+        inputs: BackwardInputs | None = None,
+        gradient_buffers: dict[str, Tensor] | None = None,
     ) -> None:
         self.addresses: list[tuple[int, Tensor, int]] = []
         self.copies: list[tuple[Tensor, Tensor, Callable[[Tensor], Tensor]]] = []
         # A hook on saved tensors may have brought them back with other strides.
-        saved = (None, None) if given is None else (given.output, self._read(given.kept, Tensor.contiguous))
-        self.kept = kept = call.kept(2, *saved)
-        self.made = {"output": kept.output, "kept": kept.whole} if into is None else into
-        self.struct = struct = Struct(bytes=ctypes.sizeof(Struct), level=level_for(kept.output.dtype))
-        struct.threads, struct.backward, struct.poison = torch.get_num_threads(), given is not None, poisons
+        saved = (None, None) if inputs is None else (inputs.output, self._convert(inputs.buffer, Tensor.contiguous))
+        self.state = state = call.forward_state(2, *saved)
+        results = {"output": state.output, "buffer": state.buffer}
+        self.outputs = results if gradient_buffers is None else gradient_buffers
+        self.struct = struct = Struct(bytes=ctypes.sizeof(Struct), level=level_for(state.output.dtype))
+        struct.threads, struct.backward, struct.poison = torch.get_num_threads(), inputs is not None, poisons
         struct.batch, struct.key_heads, struct.n_k, struct.value_dim = call.value.shape
-        struct.heads, struct.n_q = kept.sums.shape[2], call.n_q
+        struct.heads, struct.n_q = state.row_stats.shape[2], call.n_q
         struct.head_dim = 0 if call.query is None else call.query.shape[3]
         ranks = ("rank", "query_factors"), ("levels", "query_levels")
         for field, name in (*ranks, ("key_rank", "key_table_factors"), ("query_rank", "query_table_factors")):
             if (factors := getattr(call, name)) is not None:
                 setattr(struct, field, factors.shape[3])
         struct.dtype, (struct.batch_parts, struct.row_parts) = DTYPES[call.value.dtype], parts
-        self._positions(call)
+        self._set_positions(call)
         struct.has_least, struct.least = call.min_offset is not None, call.min_offset or 0
         struct.has_most, struct.most = call.max_offset is not None, call.max_offset or 0
         if call.key_mask is not None:
-            self._point("key_mask", call.key_mask)
+            self._set_address("key_mask", call.key_mask)
             struct.key_mask_strides[:] = call.key_mask.stride()
         for name in ("query_documents", "key_documents"):
             if (documents := getattr(call, name)) is not None:
-                self._point(name, self._read(documents, partial(_listed, None)))
+                self._set_address(name, self._convert(documents, partial(_as_contiguous, None)))
         struct.scale, struct.softcap, struct.dropout_p = call.scale, call.softcap or 0.0, call.dropout_p
         struct.seed = 0 if call.seed is None else int(call.seed)
         for name, first in zip(TABLES, call.first, strict=True):
             if (table := getattr(call, name)) is not None:
-                self._table(name, table, first)
+                self._set_table(name, table, first)
         for name in INPUTS:
             if name not in TABLES and (tensor := getattr(call, name)) is not None:
                 is_factors = name in ("query_factors", "key_factors")
-                dtype = call.wide if is_factors or tensor.dtype not in DTYPES else tensor.dtype
-                self._four_axes(name, self._read(tensor, partial(Tensor.to, dtype=dtype)))
-        self._four_axes("output", kept.output)
-        self._point("log_sums", kept.sums, kept.whole)
-        if kept.rounded_off is not None:
-            self._point("rounded_off", kept.rounded_off, kept.whole)
-        if given is not None:
-            self._four_axes("d_output", given.d_output)
-            if given.d_lse is not None:
-                d_lse = self._read(given.d_lse, partial(Tensor.to, dtype=call.wide))
-                self._point("d_log_sums", self._read(d_lse, Tensor.contiguous))
-        for name, gradient in (into or {}).items():
-            if name not in WHOLE:
-                self._point(f"d_{name}", gradient)
-            else:  # those of keys and values have row parts times batch
-                self._four_axes(f"d_{name}", gradient.flatten(0, -4), gradient)
+                dtype = call.score_dtype if is_factors or tensor.dtype not in DTYPES else tensor.dtype
+                self._set_tensor(name, self._convert(tensor, partial(Tensor.to, dtype=dtype)))
+        self._set_tensor("output", state.output)
+        self._set_address("log_sums", state.row_stats, state.buffer)
+        if state.rounding_error is not None:
+            self._set_address("rounded_off", state.rounding_error, state.buffer)
+        if inputs is not None:
+            self._set_tensor("d_output", inputs.d_output)
+            if inputs.d_lse is not None:
+                d_lse = self._convert(inputs.d_lse, partial(Tensor.to, dtype=call.score_dtype))
+                self._set_address("d_log_sums", self._convert(d_lse, Tensor.contiguous))
+        for name, gradient in (gradient_buffers or {}).items():
+            if name not in STRIDED:
+                self._set_address(f"d_{name}", gradient)
+            else:  # the first axis of keys' and values' gradients is row parts times batch
+                self._set_tensor(f"d_{name}", gradient.flatten(0, -4), gradient)
 
-    def filling(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
-        """Return a function that computes calls of other ``tensors``, which replace the call's and what else was given,
-        into new memory like that of ``made``, which it returns."""
-        made_names, made = list(self.made), list(self.made.values())
-        known = [*tensors, *made, *(copy for copy, _, _ in self.copies)]
-        places = {id(tensor): place for place, tensor in enumerate(known)}
-        addresses = [(index, places[id(whole)], start) for index, whole, start in self.addresses]
-        copies = [(places[id(tensor)], read) for _, tensor, read in self.copies]
-        value, seed = places[id(call.value)], None if call.seed is None else places[id(call.seed)]
-        layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in made]
-        template, dense = array("q", bytes(self.struct)), made_names.index("dense") if "dense" in made_names else None
+    def make_replay(self, call: Call, tensors: Sequence[Tensor]) -> Callable[[Sequence[Tensor]], list[Tensor]]:
+        """Return a function that computes the call for other tensors in place of ``tensors``, which are the call's
+        and, in the backward, those of its inputs. It returns new tensors like ``outputs``."""
+        names, outputs = list(self.outputs), list(self.outputs.values())
+        known = [*tensors, *outputs, *(copy for copy, _, _ in self.copies)]
+        indices = {id(tensor): index for index, tensor in enumerate(known)}
+        addresses = [(word, indices[id(base)], start) for word, base, start in self.addresses]
+        copies = [(indices[id(tensor)], convert) for _, tensor, convert in self.copies]
+        value, seed = indices[id(call.value)], None if call.seed is None else indices[id(call.seed)]
+        layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in outputs]
+        template, dense = array("q", bytes(self.struct)), names.index("dense") if "dense" in names else None
 
-        def fill(tensors: Sequence[Tensor]) -> list[Tensor]:
-            new, words = tensors[value].new_empty_strided, array("q", template)
-            made = [new(size, strides, dtype=dtype) for size, strides, dtype in layouts]
+        def replay(tensors: Sequence[Tensor]) -> list[Tensor]:
+            allocate, words = tensors[value].new_empty_strided, array("q", template)
+            outputs = [allocate(size, strides, dtype=dtype) for size, strides, dtype in layouts]
             if dense is not None:
-                made[dense].zero_()
-            known = [*tensors, *made]
-            for place, read in copies:
-                known.append(read(known[place]))
-            for index, place, start in addresses:
-                words[index] = known[place].data_ptr() + start
+                outputs[dense].zero_()
+            known = [*tensors, *outputs]
+            for index, convert in copies:
+                known.append(convert(known[index]))
+            for word, index, start in addresses:
+                words[word] = known[index].data_ptr() + start
             words[_THREADS] = torch.get_num_threads()
             if seed is not None:
                 words[_SEED] = int(tensors[seed])
             compute(words.buffer_info()[0])
-            return made
+            return outputs
 
-        return fill
+        return replay
 
-    def _read(self, tensor: Tensor, read: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what the kernel reads in a tensor's place, which may be the tensor."""
-        result = read(tensor)
+    def _convert(self, tensor: Tensor, convert: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return the tensor that the kernel reads instead of another, which may be the same."""
+        result = convert(tensor)
         if result is not tensor:
-            self.copies.append((result, tensor, read))
+            self.copies.append((result, tensor, convert))
         return result
 
-    def _point(self, field: str, tensor: Tensor, whole: Tensor | None = None) -> None:
-        """Set a field to the address of a tensor, which may be a part of a ``whole``."""
-        index, start = _index(field), 0 if whole is None else tensor.data_ptr() - whole.data_ptr()
-        self.addresses.append((index, tensor if whole is None else whole, start))
+    def _set_address(self, field: str, tensor: Tensor, base: Tensor | None = None) -> None:
+        """Set a field to the address of a tensor, which may be a view of ``base``."""
+        index, start = _index(field), 0 if base is None else tensor.data_ptr() - base.data_ptr()
+        self.addresses.append((index, tensor if base is None else base, start))
         ctypes.c_int64.from_buffer(self.struct, 8 * index).value = tensor.data_ptr()
 
-    def _four_axes(self, field: str, tensor: Tensor, whole: Tensor | None = None) -> None:
-        """Set a field to a tensor of four axes. Items of an axis of size 1 may be shared by more."""
-        self._point(field, tensor, whole)
+    def _set_tensor(self, field: str, tensor: Tensor, base: Tensor | None = None) -> None:
+        """Set a field to a tensor of four axes. If the first has size 1, all items of the batch read its item."""
+        self._set_address(field, tensor, base)
         described, strides = getattr(self.struct, field), tensor.stride()
         described.dtype = DTYPES[tensor.dtype]
         described.stride[:] = 0 if tensor.shape[0] == 1 else strides[0], *strides[1:]
 
-    def _table(self, field: str, table: Tensor, first: int) -> None:
+    def _set_table(self, field: str, table: Tensor, first: int) -> None:
         """Set a field to a table over offsets: its length, its first offset, and its stride."""
-        # A head's part has to be in one piece; heads may lie apart, as in a longer table.
+        # The entries of one head have to be contiguous; heads may lie apart, as in a longer table.
         if table.stride()[1:] != ((1,) if table.dim() == 2 else (table.shape[2], 1)):
-            table = self._read(table, Tensor.contiguous)
-        self._point(field, table)
+            table = self._convert(table, Tensor.contiguous)
+        self._set_address(field, table)
         described = getattr(self.struct, field)
-        described.length, described.first = table.shape[1], max(-_FARTHEST, min(first, _FARTHEST))
+        described.length, described.first = table.shape[1], max(-_MAX_FIRST, min(first, _MAX_FIRST))
         described.stride = 0 if len(table) == 1 else table.stride(0)
 
-    def _positions(self, call: Call) -> None:
+    def _set_positions(self, call: Call) -> None:
         """Set the fields from ``listed`` to the strides of positions."""
         struct = self.struct
         struct.query_stride = 1
@@ -255,18 +261,18 @@ class Arguments:
         struct.listed = 1
         for name, positions in zip(("query_positions", "key_positions"), call.positions(), strict=True):
             if isinstance(positions, Positions):
-                listed = self._read(call.value, partial(_listed, positions))
+                listed = self._convert(call.value, partial(_as_contiguous, positions))
             else:
-                listed = self._read(positions, partial(_listed, None))
-            self._point(name, listed)
+                listed = self._convert(positions, partial(_as_contiguous, None))
+            self._set_address(name, listed)
             setattr(struct, f"{name}_stride", listed.shape[-1] if listed.dim() == 2 and len(listed) > 1 else 0)
 
 
 _THREADS, _SEED = _index("threads"), _index("seed")
 
 
-def _listed(positions: Positions | None, tensor: Tensor) -> Tensor:
-    """Return affine positions as int64 in one piece, or a tensor of positions or documents if there are none."""
+def _as_contiguous(positions: Positions | None, tensor: Tensor) -> Tensor:
+    """Return affine positions, or else a tensor of positions or ids, as a contiguous tensor; integers as int64."""
     return position_values(tensor if positions is None else positions, "cpu").contiguous()
 
 
@@ -275,11 +281,11 @@ def _is_empty(call: Call) -> bool:
 
 
 class Native(Backend):
-    """What is kept of each row are its ``LogSums``."""
+    """The compiled kernel. It saves the ``LogSums`` of each row for the backward."""
 
-    name, inputs = "native", INPUTS
+    name, supported_inputs = "native", INPUTS
 
-    def why_not(self, call: Call, device: torch.device) -> str | None:
+    def unsupported_reason(self, call: Call, device: torch.device) -> str | None:
         if (reason := why_no_library()) is not None:
             return reason
         if device.type != "cpu":
@@ -287,91 +293,91 @@ class Native(Backend):
         if call.value.dtype not in DTYPES:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
             return f"needs {names}, got {str(call.value.dtype).removeprefix('torch.')}"
-        positions = [each for each in (call.query_positions, call.key_positions) if each is not None]
-        if any(each.is_floating_point() for each in positions) and call.limits_offsets:
-            return "needs whole positions for causality and windows, got fractional ones"
+        explicit = call.query_positions, call.key_positions
+        is_fractional = any(positions is not None and positions.is_floating_point() for positions in explicit)
+        if is_fractional and call.limits_offsets:
+            return "needs integer positions for causality and windows, got fractional ones"
         return None
 
-    def new_kept(self, call: Call) -> Tensor:
-        return call.kept(2).whole
+    def new_buffer(self, call: Call) -> Tensor:
+        return call.forward_state(2).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         if _is_empty(call):
-            kept = call.kept(2)
-            kept.whole.zero_()
-            kept.sums[0] = -math.inf
-            return (kept.output.zero_(), kept.whole, kept.sums.clone() if call.wants_lse else None), None
-        arguments, wants_lse = Arguments(call, parts_of(call)), call.wants_lse
-        compute(ctypes.addressof(arguments.struct))
-        size, strides = arguments.kept.sums.shape, arguments.kept.sums.stride()
+            state = call.forward_state(2)
+            state.buffer.zero_()
+            state.row_stats[0] = -math.inf
+            return (state.output.zero_(), state.buffer, state.row_stats.clone() if call.wants_lse else None), None
+        struct, wants_lse = CallStruct(call, num_parts(call)), call.wants_lse
+        compute(ctypes.addressof(struct.struct))
+        size, strides = struct.state.row_stats.shape, struct.state.row_stats.stride()
 
-        def results(output: Tensor, kept: Tensor) -> Results:
-            return output, kept, kept.as_strided(size, strides).clone() if wants_lse else None
+        def add_lse(output: Tensor, buffer: Tensor) -> ForwardOutputs:
+            return output, buffer, buffer.as_strided(size, strides).clone() if wants_lse else None
 
-        fill = arguments.filling(call, tensors)
-        return results(*arguments.made.values()), lambda *tensors: results(*fill(tensors))
+        replay = struct.make_replay(call, tensors)
+        return add_lse(*struct.outputs.values()), lambda *tensors: add_lse(*replay(tensors))
 
     def backward(
-        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Again]:
+        self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Replay]:
         if _is_empty(call):
-            return [call.new_gradient(name).zero_() for name in needed], None
-        parts = parts_of(call, needed)
-        into = _new_gradients(call, needed, parts)
-        arguments = Arguments(call, parts, given, into)
-        compute(ctypes.addressof(arguments.struct))
+            return [call.new_gradient(name).zero_() for name in grad_names], None
+        parts = num_parts(call, grad_names)
+        buffers = _new_gradient_buffers(call, grad_names, parts)
+        struct = CallStruct(call, parts, inputs, buffers)
+        compute(ctypes.addressof(struct.struct))
         present = [name for name in AXES if getattr(call, name) is not None]
-        places = [(name, present.index(name)) for name in needed]
+        indices = [present.index(name) for name in grad_names]
 
-        def finished(tensors: Sequence[Tensor], filled: Sequence[Tensor]) -> list[Tensor]:
-            pairs = zip(places, filled, strict=True)
-            return [_finished(name, tensors[place], found) for (name, place), found in pairs]
+        def finish(tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> list[Tensor]:
+            return list(map(_finish_gradient, grad_names, [tensors[index] for index in indices], buffers))
 
-        fill = arguments.filling(call, tensors)
-        return finished(tensors, list(into.values())), lambda *tensors: finished(tensors, fill(tensors))
+        replay = struct.make_replay(call, tensors)
+        return finish(tensors, list(buffers.values())), lambda *tensors: finish(tensors, replay(tensors))
 
 
-def _new_gradients(call: Call, needed: Sequence[str], parts: tuple[int, int]) -> dict[str, Tensor]:
-    """Allocate what the kernel fills, by name."""
+def _new_gradient_buffers(call: Call, grad_names: Sequence[str], parts: tuple[int, int]) -> dict[str, Tensor]:
+    """Allocate the memory that the kernel fills, by name."""
     batch_parts, row_parts = parts
-    gradients = {}
-    for name in needed:
+    buffers = {}
+    for name in grad_names:
         tensor: Tensor = getattr(call, name)
-        size, dtype = tuple(tensor.shape), call.wide
+        size, dtype = tuple(tensor.shape), call.score_dtype
         if name == "query":
-            gradients[name] = call.new_gradient(name)
+            buffers[name] = call.new_gradient(name)
         elif name == "dense":
-            gradients[name] = tensor.new_zeros(size, dtype=dtype)
+            buffers[name] = tensor.new_zeros(size, dtype=dtype)
         elif name in ("key", "value"):
             batch, heads, n_k, width = size
             dtype = dtype if row_parts > 1 else tensor.dtype
-            gradients[name] = tensor.new_empty((row_parts, batch, n_k, heads, width), dtype=dtype).transpose(2, 3)
+            buffers[name] = tensor.new_empty((row_parts, batch, n_k, heads, width), dtype=dtype).transpose(2, 3)
         elif name in TABLES:
-            gradients[name] = tensor.new_empty((batch_parts, row_parts, call.heads, *size[1:]), dtype=dtype)
+            buffers[name] = tensor.new_empty((batch_parts, row_parts, call.heads, *size[1:]), dtype=dtype)
         else:
             rows = (call.value.shape[0], *size[1:])
-            first = (row_parts,) if AXES[name][2] == "n_k" else ()
-            gradients[name] = tensor.new_empty((*first, *rows), dtype=dtype)
-    return gradients
+            part_axis = (row_parts,) if AXES[name][2] == "n_k" else ()
+            buffers[name] = tensor.new_empty((*part_axis, *rows), dtype=dtype)
+    return buffers
 
 
-def _finished(name: str, like: Tensor, found: Tensor) -> Tensor:
-    """Return a gradient in the shape and dtype of its input, from the parts that the kernel filled."""
+def _finish_gradient(name: str, tensor: Tensor, gradient: Tensor) -> Tensor:
+    """Return the gradient of an input in its shape and dtype, from the parts that the kernel filled."""
     if name in TABLES:
-        found = _sum(found.flatten(0, 1))
+        gradient = _sum_parts(gradient.flatten(0, 1))
     elif AXES[name][2] == "n_k":
-        found = _sum(found)
-    if len(like) < len(found):
-        found = _sum(found).unsqueeze(0)
-    return found.to(like.dtype)
+        gradient = _sum_parts(gradient)
+    if len(tensor) < len(gradient):
+        gradient = _sum_parts(gradient).unsqueeze(0)
+    return gradient.to(tensor.dtype)
 
 
-def _sum(parts: Tensor) -> Tensor:
+def _sum_parts(parts: Tensor) -> Tensor:
     """Sum over the first axis, one after another: any number of threads gives the same bits."""
-    found = parts[0]
+    total = parts[0]
     for index in range(1, len(parts)):
-        found = found + parts[index] if index == 1 else found.add_(parts[index])
-    return found
+        total = total + parts[index] if index == 1 else total.add_(parts[index])
+    return total
 
 
 backend = Native()

@@ -1,4 +1,4 @@
-"""``python -m whereformer.kernels.native``: what is used here, and why; with ``--build`` it is built."""
+"""``python -m whereformer.kernels.native``: whether the compiled kernel is used here, or why not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import torch
 
 from .build import FOLDER, LIBRARY, attempt, is_current
-from .library import level, why_not
+from .library import level, unsupported_reason
 
 
 def main() -> int:
@@ -18,7 +18,7 @@ def main() -> int:
     if parser.parse_args().build:
         print(attempt())
         return 0 if is_current(FOLDER, LIBRARY) else 1
-    reason = why_not()
+    reason = unsupported_reason()
     print(f"not used: the kernel {reason}" if reason else f"used: {level()}, {torch.get_num_threads()} threads")
     return 1 if reason else 0
 

@@ -60,20 +60,20 @@ def source_hash(folder: Path) -> str:
 
 
 def is_current(folder: Path, target: Path) -> bool:
-    """Whether a library is that of the sources, whose hash is in it."""
+    """Whether a library was built from the sources, whose hash it contains."""
     source = source_hash(folder)
     return source != "" and target.exists() and source.encode() in target.read_bytes()
 
 
 def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
-    """Compile the sources, move the library into its place, and return in one line what was built.
+    """Compile the sources, move the library to its file, and return a line about the build.
 
     Args:
-        folder: where ``library.cpp`` and ``attention.cpp`` are.
+        folder: the folder of ``library.cpp`` and ``attention.cpp``.
         target: the library's file.
 
     Raises:
-        BuildError: if there is no library, or nowhere to put it. An older library stays as it is.
+        BuildError: if it cannot be compiled or written. An older library does not change then.
     """
     source = source_hash(folder)
     if not source:
@@ -84,28 +84,29 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
     command = _compiler()
     flags = shlex.split(os.environ.get("CXXFLAGS", ""))
     try:
-        # Beside the target, so that no time is lost if that cannot be written, and the library takes its place at once.
+        # In the target's folder, so that a folder that cannot be written fails at once, and one rename puts the library
+        # in place.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as temporary:
 
-            def compiled(file: str, name: str, *more: str) -> str:
-                made = str(Path(temporary, f"{name}.o"))
-                _run(command, folder, "-c", *COMMON, *more, *flags, file, "-o", made)
-                return made
+            def compile_file(file: str, name: str, *file_flags: str) -> str:
+                target = str(Path(temporary, f"{name}.o"))
+                _run(command, folder, "-c", *COMMON, *file_flags, *flags, file, "-o", target)
+                return target
 
             def compile_level(level: str) -> str:
-                return compiled("attention.cpp", level, *LEVELS[level], f"-DLEVEL={level}")
+                return compile_file("attention.cpp", level, *LEVELS[level], f"-DLEVEL={level}")
 
             # The last levels take longest, so they begin first.
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 jobs = {level: pool.submit(compile_level, level) for level in reversed(levels)}
-            # Older compilers do not know the last.
+            # Older compilers do not know the last levels.
             refused = {
                 level: jobs[level].exception() for level in levels if level != "base" and jobs[level].exception()
             }
             levels = [level for level in levels if level not in refused]
             objects = [jobs[level].result() for level in levels]
             names = " ".join(f"f({level})" for level in levels)
-            objects.append(compiled("library.cpp", "library", f"-DLEVELS(f)={names}", f'-DSOURCE="{source}"'))
+            objects.append(compile_file("library.cpp", "library", f"-DLEVELS(f)={names}", f'-DSOURCE="{source}"'))
             library = Path(temporary, target.name)
             _link(command, folder, [*flags, *objects, "-o", str(library)])
             os.replace(library, target)
@@ -116,7 +117,7 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
 
 
 def attempt(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
-    """Build unless the library is that of these sources, and return in one line what became of it."""
+    """Build the library unless it was built from these sources, and return a line about the result."""
     if is_current(folder, target):
         return "the kernel for the CPU is built"
     try:
@@ -126,22 +127,22 @@ def attempt(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
 
 
 def _compiler() -> list[str]:
-    """Return the command of the compiler: ``$CXX``, or the first that there is."""
+    """Return the command of the compiler: ``$CXX``, or the first that is installed."""
     chosen = shlex.split(os.environ.get("CXX", ""))
     for names in [chosen] if chosen else [[name] for name in COMPILERS]:
         if shutil.which(names[0]):
             return names
-    tried = f"CXX={chosen[0]}" if chosen else ", ".join(COMPILERS)
-    raise BuildError(f"no C++ compiler found (tried {tried})")
+    candidates = f"CXX={chosen[0]}" if chosen else ", ".join(COMPILERS)
+    raise BuildError(f"no C++ compiler found (tried {candidates})")
 
 
 def _link(command: list[str], folder: Path, arguments: list[str]) -> None:
-    """Link the library, where possible with the C++ library inside and its names hidden.
+    """Link the library, where possible with a hidden copy of the C++ library inside.
 
-    Then it runs where that library is older or missing, and never uses another copy of it.
+    Then it runs where the C++ library is older or missing, and never uses another copy of it.
     """
     inside = ["-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-Wl,--gc-sections"]
-    # Some distributions have the static library in a package of its own.
+    # Some distributions have the static library in a separate package.
     with suppress(BuildError):
         if sys.platform != "darwin":
             return _run(command, folder, "-shared", "-pthread", *arguments, *inside)
@@ -149,15 +150,16 @@ def _link(command: list[str], folder: Path, arguments: list[str]) -> None:
 
 
 def _run(command: list[str], folder: Path, *arguments: str) -> None:
-    """Run the compiler; raise a BuildError with the first line that tells of an error if it fails."""
-    kept: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "LC_ALL": "C"}, "stdin": subprocess.DEVNULL}
-    done = subprocess.run([*command, *arguments], **kept, capture_output=True, text=True, errors="replace", check=False)
+    """Run the compiler; if it fails, raise a BuildError with the first line of its output that has an error."""
+    run_options: dict[str, Any] = {"cwd": folder, "env": {**os.environ, "LC_ALL": "C"}, "stdin": subprocess.DEVNULL}
+    run_options |= {"capture_output": True, "text": True, "errors": "replace"}
+    done = subprocess.run([*command, *arguments], **run_options, check=False)
     if done.returncode:
         lines = [line.strip() for line in (done.stderr + done.stdout).splitlines() if line.strip()]
-        told = next((line for line in lines if "error" in line.lower()), f"it ended with code {done.returncode}")
-        raise BuildError(f"{Path(command[0]).name} failed: {told[:300]}")
+        message = next((line for line in lines if "error" in line.lower()), f"it ended with code {done.returncode}")
+        raise BuildError(f"{Path(command[0]).name} failed: {message[:300]}")
 
 
 if __name__ == "__main__":
-    # It succeeds in any case: the package works without.
+    # The exit status is 0 in any case: the package works without the kernel.
     print(f"whereformer: {attempt(FOLDER, Path(sys.argv[1]).resolve() if sys.argv[1:] else LIBRARY)}")

@@ -47,7 +47,7 @@ struct Call {
   double scale, softcap, dropout_p;  // softcap 0: none
   int64_t seed;                      // of dropout
 
-  // The inputs, in the order of fields.py; without one, data is null. The table of keys meets queries or factors of them, that of
+  // The inputs, in the order of call.py; without one, data is null. The table of keys meets queries or factors of them, that of
   // queries keys or factors.
   Tensor query, key, value;
   Table bias, key_table, query_table, value_table;

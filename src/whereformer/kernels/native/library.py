@@ -1,4 +1,4 @@
-"""The compiled library: whether it can be used here, and for which instructions."""
+"""The compiled library: why it cannot be used, or its functions and the instructions that it uses."""
 
 from __future__ import annotations
 
@@ -15,25 +15,24 @@ from .build import FOLDER, LEVELS, LIBRARY, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
 
-
 _BFLOAT16 = ("avx512bf16", "amx")
 
 
-class Native(NamedTuple):
-    """A loaded library, the levels that it was compiled for, and the one that is used."""
+class LoadedLibrary(NamedTuple):
+    """A loaded library, the levels that it was compiled for, and the level that is used."""
 
     handle: ctypes.CDLL
     levels: tuple[str, ...]
     level: str
 
 
-def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | str:
+def find_library(folder: Path, path: Path, environment: Mapping[str, str]) -> LoadedLibrary | str:
     """Load a library, or return in one line why it cannot be used.
 
     Args:
-        folder: where its sources are.
+        folder: the folder of its sources.
         path: the library's file.
-        environment: the variables that choose and limit.
+        environment: the environment variables.
     """
     if environment.get("WHEREFORMER_NATIVE") == "0":
         return "is switched off by WHEREFORMER_NATIVE=0"
@@ -49,49 +48,49 @@ def find(folder: Path, path: Path, environment: Mapping[str, str]) -> Native | s
     if source and handle.whereformer_source().decode() != source:
         return f"was built from other sources; {REBUILD}"
     levels = tuple(handle.whereformer_levels().decode().split())
-    level = environment.get("WHEREFORMER_TEST_LEVEL") or choose(levels)
+    level = environment.get("WHEREFORMER_TEST_LEVEL") or choose_level(levels)
     if level not in levels:
         return f"cannot use WHEREFORMER_TEST_LEVEL={level}: the library has {', '.join(levels)}"
-    return Native(handle, levels, level)
+    return LoadedLibrary(handle, levels, level)
 
 
-def choose(levels: tuple[str, ...]) -> str:
-    """Return the highest of a library's levels that the processor has and torch, limited or not, uses too."""
+def choose_level(levels: tuple[str, ...]) -> str:
+    """Return the highest of a library's levels that the processor supports and torch, which may be limited, uses."""
     order = list(LEVELS)
-    # Torch tells one level of AVX-512.
+    # Torch names only one level of AVX-512.
     highest = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "base")
-    has = order[: order.index(highest) + 1]
+    supported = order[: order.index(highest) + 1]
     if highest == "avx512":
-        has += bfloat16_levels()
-    return next(level for level in reversed(levels) if level in has)
+        supported += bfloat16_levels()
+    return next(level for level in reversed(levels) if level in supported)
 
 
-_found = find(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), os.environ)
-"""Found once, when attention is first imported: compiled programs trace what follows, and read it as a constant."""
+_library = find_library(FOLDER, Path(os.environ.get("WHEREFORMER_NATIVE_LIBRARY", LIBRARY)), os.environ)
+"""Loaded once, when attention is first imported. Compiled programs read it as a constant in the functions below."""
 
 
-def why_not() -> str | None:
+def unsupported_reason() -> str | None:
     """Return in one line why the library cannot be used, such as "is not built: ..."; None if it can."""
-    return _found if isinstance(_found, str) else None
+    return _library if isinstance(_library, str) else None
 
 
 def level_for(dtype: torch.dtype) -> int:
-    """Return the index of the instructions for calls of a dtype: the highest levels have bfloat16's products alone."""
-    assert isinstance(_found, Native)
-    usable = _found.levels[: _found.levels.index(_found.level) + 1]
+    """Return the index of the level for calls of a dtype: the highest levels only add products of bfloat16."""
+    assert isinstance(_library, LoadedLibrary)
+    usable = _library.levels[: _library.levels.index(_library.level) + 1]
     return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in _BFLOAT16)
 
 
 def compute(address: int) -> None:
     """Compute the call of the struct at an address."""
-    if isinstance(_found, str):
-        raise RuntimeError(f"the compiled kernel {_found}")
-    code = _found.handle.whereformer_attention(address)
+    if isinstance(_library, str):
+        raise RuntimeError(f"the compiled kernel {_library}")
+    code = _library.handle.whereformer_attention(address)
     if code == 1:
         raise MemoryError("attention: no memory for the kernel's tiles")
-    assert code == 0, "the library's struct is another"
+    assert code == 0, "the library expects another struct"
 
 
 def level() -> str:
     """Return the level that is used; empty if the library cannot be used."""
-    return _found.level if isinstance(_found, Native) else ""
+    return _library.level if isinstance(_library, LoadedLibrary) else ""

@@ -1,7 +1,7 @@
 """The arguments of the Triton kernels: tensors with their strides, and numbers, in named tuples.
 
 A field that is None or a compile-time constant (``tl.constexpr``) is compiled into the kernel. Each tuple holds either
-tuples or values, never both: Triton 3.6 forgets the constants of a tuple that has values beside it.
+tuples or values, never both: Triton 3.6 forgets the constants of a tuple that also has values.
 
 Scores are in units of log2 in all kernels. They multiply the table of numbers by log2(e) when they load it; the
 products with tables of vectors are multiplied before.
@@ -13,40 +13,43 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..fields import TABLES, Call
+from ..call import TABLES, Call
 from ..terms import allowed_span
-from .blocks import LARGEST_BLOCK, cdiv, padded, precision_of
+from .blocks import MAX_BLOCK, cdiv, choose_precision, pad_width
+
+if TYPE_CHECKING:
+    import triton.language as tl
 
 
 class RowMatrix(NamedTuple):
     """A (batch, heads, n, width) tensor with a contiguous last axis; keys and values may have fewer heads.
 
-    ``data`` is None if a call has no such tensor.
+    ``data`` is None if a call does not have the tensor.
     """
 
-    data: Any
-    batch: Any  # the strides of the axes
-    head: Any
-    row: Any
-    width: Any  # a compile-time constant
-    padded: Any  # the width of its tiles, a power of two: also a compile-time constant
-    shared: Any  # the number of neighboring query heads that share a head: also a compile-time constant
+    data: Tensor | None
+    batch_stride: int | None
+    head_stride: int | None
+    row_stride: int | None
+    width: tl.constexpr
+    padded_width: tl.constexpr  # the width of its tiles, a power of two
+    group_size: tl.constexpr  # the number of neighboring query heads that share a head
 
 
 class PairMatrix(NamedTuple):
-    """A (batch, heads, n_q, n_k) tensor; ``data`` is None if a call has no such tensor."""
+    """A (batch, heads, n_q, n_k) tensor; ``data`` is None if a call does not have the tensor."""
 
-    data: Any
-    batch: Any  # the strides of the axes
-    head: Any
-    row: Any
-    column: Any
+    data: Tensor | None
+    batch_stride: int | None
+    head_stride: int | None
+    row_stride: int | None
+    column_stride: int | None
 
 
 class Inputs(NamedTuple):
@@ -63,38 +66,38 @@ class Inputs(NamedTuple):
 class BiasTable(NamedTuple):
     """A table of numbers over offsets."""
 
-    data: Any  # (heads, length), in natural units; None if a call has no such table
-    end: Any  # the offset after the last column: in a table of every offset it divides by 16 where the lengths do
-    length: Any
+    data: Tensor | None  # (heads, length), in natural units; None if a call does not have the table
+    offset_stop: int | None  # after the last column: divisible by 16 if lengths are, in a table of every offset
+    length: int | None
 
 
 class VectorTable(NamedTuple):
     """A table of vectors over offsets, as its products with the rows that read it: (batch, heads, n_q, length).
 
-    The rows that read a table of queries are those of keys: (batch, heads, n_k, length).
+    The rows that read a table of queries belong to keys: (batch, heads, n_k, length).
     """
 
-    products: Any  # None in kernels that do not read them
-    first: Any  # the offset of the first column; None if a call has no such table
-    length: Any
-    room: Any  # a power of two of at least the length; None if the table is long
+    products: Tensor | None  # None in kernels that do not read them
+    first: int | tl.constexpr | None  # the offset of the first column; None if a call does not have the table
+    length: int | tl.constexpr | None
+    padded_length: tl.constexpr | None  # a power of two of at least the length; None if the table is long
 
 
 class Products(NamedTuple):
-    """How queries and keys are multiplied, and what bounds their products then."""
+    """How queries and keys are multiplied, and how their products are bounded."""
 
-    scale: Any  # the factor on products, which is positive
-    log2: Any  # times log2(e); or divided by the cap
-    cap: Any  # in units of log2; None without a soft cap
-    last: Any  # whether nothing is added to the products, so that they are scaled last: a compile-time constant
-    precision: Any  # Triton's name of how products of float32 are computed: also a compile-time constant
+    scale: float  # the factor on products, which is positive
+    log2_scale: float  # scale * log2(e), or scale / cap
+    cap: float | None  # in units of log2; None without a soft cap
+    is_scaled_last: tl.constexpr  # whether nothing is added to the products, so that they are scaled last
+    precision: tl.constexpr  # Triton's name of how products of float32 are computed
 
 
 class TableSpan(NamedTuple):
     """The offsets beyond which all tables are constant; None if no pair reads beyond the ends of any table."""
 
-    first: Any
-    last: Any
+    first: int | None
+    last: int | None
 
 
 class Terms(NamedTuple):
@@ -111,76 +114,68 @@ class Terms(NamedTuple):
     dense: PairMatrix  # in natural units
 
 
-class ToFill(NamedTuple):
-    """What the first kernel fills besides ``PairRules``; None if not needed."""
-
-    delta: Any  # (batch, heads, n_q)
-    head: Any  # its stride from head to head
-    d_lse: Any  # (batch, heads, n_q), which is subtracted from delta
-    seed: Any  # of dropout, from which those of rows are made
-
-
 class PairRules(NamedTuple):
     """Which queries attend to which keys, at which offset, and which weights dropout removes."""
 
-    n_q: Any
-    n_k: Any
-    heads: Any
-    min_offset: Any  # the offsets that are allowed; None without a limit
-    max_offset: Any
-    start: Any  # the offset between the first query and the first key; 0 if positions are explicit
-    query_stride: Any  # the strides are compile-time constants
-    key_stride: Any
-    query_positions: Any  # None if positions are affine
-    query_positions_batch: Any
-    key_positions: Any
-    key_positions_batch: Any
-    key_ranks: Any  # the number of earlier keys of the same block at the same position
-    query_ranks: Any  # likewise; None without a table of queries
-    key_mask: Any
-    key_end: Any  # for each row of the batch, the index after the last key that may be attended
-    query_documents: Any
-    key_documents: Any
-    first_keys: Any  # (batch, n_q): the first and the last key of each query's document
-    last_keys: Any
-    first_queries: Any  # likewise, (batch, n_k)
-    last_queries: Any
-    dropout_seeds: Any  # 32 bits for each row of scores
-    dropout_threshold: Any
-    dropout_scale: Any
+    n_q: int
+    n_k: int
+    heads: int
+    min_offset: int | None  # the offsets that are allowed; None without a limit
+    max_offset: int | None
+    start: int  # the offset between the first query and the first key; 0 if positions are explicit
+    query_stride: tl.constexpr
+    key_stride: tl.constexpr
+    query_positions: Tensor | None  # None if positions are affine
+    query_positions_stride: int | None  # from item to item of the batch
+    key_positions: Tensor | None
+    key_positions_stride: int | None
+    key_ranks: Tensor | None  # the number of earlier keys of the same block at the same position
+    query_ranks: Tensor | None  # likewise; None without a table of queries
+    key_mask: Tensor | None
+    key_end: Tensor | None  # for each row of the batch, the index after the last key that may be attended
+    query_documents: Tensor | None
+    key_documents: Tensor | None
+    first_keys: Tensor | None  # (batch, n_q): the first and the last key of each query's document
+    last_keys: Tensor | None
+    first_queries: Tensor | None  # likewise, (batch, n_k)
+    last_queries: Tensor | None
+    dropout_seeds: Tensor | None  # 32 bits for each row of scores
+    dropout_threshold: int
+    dropout_scale: float
 
 
 class Norm(NamedTuple):
     """What turns a row's scores into weights, ``exp2(scores - shift - log_sum)``; tensors of (batch, heads, n_q).
 
     If ``log_sum`` is None, ``shift`` holds the sum of both, which saves a number in memory and registers. They are
-    separate if terms may add large numbers, beside which ``log_sum`` would be rounded away.
+    separate if terms may add large numbers: ``log_sum`` would be rounded away in a sum with these.
     """
 
-    shift: Any  # inf in rows that may not attend to anything
-    log_sum: Any
-    head: Any  # the stride of all from head to head
-    delta: Any  # what softmax's gradient subtracts in each row; None in the forward
+    shift: Tensor  # inf in rows that may not attend to anything
+    log_sum: Tensor | None
+    head_stride: int  # of all three
+    delta: Tensor | None  # what softmax's gradient subtracts in each row; None in the forward
 
 
 class TableSums(NamedTuple):
     """Sums over the keys of each query that read a column of a table; None if not needed.
 
-    Those of a table of queries are sums over the queries of each key. ``ends``, (batch, heads, 2, n), are the sums at
-    or beyond the ends of the table. ``rows`` are those of each column between them, in pieces, so that those of a tile
-    are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
+    For a table of queries, they are sums over the queries of each key. ``ends``, (batch, heads, 2, n), are the sums at
+    or beyond the ends of the table. ``rows`` are the sums of each column between them, in pieces, so that the sums of a
+    tile are neighbors in memory: (batch, heads, pieces, rows, SUMS_WIDTH).
     """
 
-    ends: Any
-    rows: Any
+    ends: Tensor | None
+    rows: Tensor | None
 
     def by_column(self, length: int) -> Tensor:
         """Return the sums of each column, (batch, heads, n, length)."""
-        ends: Tensor = self.ends
+        assert self.ends is not None
+        assert self.rows is not None
         if length == 1:
-            return ends.sum(2).unsqueeze(-1)
-        between = self.rows.transpose(2, 3).flatten(3)[:, :, : ends.shape[3], : length - 2]
-        return torch.cat([ends[:, :, 0].unsqueeze(-1), between, ends[:, :, 1].unsqueeze(-1)], -1)
+            return self.ends.sum(2).unsqueeze(-1)
+        between = self.rows.transpose(2, 3).flatten(3)[:, :, : self.ends.shape[3], : length - 2]
+        return torch.cat([self.ends[:, :, 0].unsqueeze(-1), between, self.ends[:, :, 1].unsqueeze(-1)], -1)
 
 
 class QueryGradients(NamedTuple):
@@ -209,74 +204,78 @@ LOG2E = math.log2(math.e)
 PREPARED_ROWS = 64
 """The queries that a program of the first kernel works on."""
 
-SUMS_WIDTH, SUMS_ROWS = 32, LARGEST_BLOCK
-"""The columns of a table in a piece of its sums, and what the number of rows is a multiple of."""
+SUMS_WIDTH, SUMS_ROWS = 32, MAX_BLOCK
+"""The columns of a table in a piece of its sums, and a divisor of the number of rows."""
 
-ROW_TABLE_NUMBERS = 256
-"""The average number of products with a table of vectors that are kept per query. With a longer table, the queries are
-split into parts of ``n_q * ROW_TABLE_NUMBERS`` numbers, so that memory grows only with n."""
+BIAS_COLUMNS = 128
+"""The columns of a bias's gradient that a program of the last kernel adds up."""
 
-FEWEST_TABLE_ROWS = 128
+MAX_PRODUCTS_PER_QUERY = 256
+"""The most products with a table of vectors in memory per query, on average. With a longer table, the queries are split
+into parts of ``n_q * MAX_PRODUCTS_PER_QUERY`` numbers, so that memory grows only with n."""
+
+MIN_PART_ROWS = 128
 """The fewest queries in such a part, whatever the length of the table."""
 
-LONGEST_COMPILED = 128
-"""Tables of at most this many vectors are loaded as a whole, and their offsets are compiled into the kernels."""
+MAX_COMPILED_LENGTH = 128
+"""Tables of at most this number of vectors are loaded as a whole, and their offsets are compiled into the kernels."""
 
 
 @lru_cache(None, typed=True)
-def constant(value: int | bool | str) -> Any:
+def constant(value: int | bool | str) -> tl.constexpr:
     """Wrap a value as a compile-time constant of the kernels.
 
     The same value is the same object: Triton looks up a compiled kernel by its constants, and would compare two objects
     in Python.
     """
     # Imported here, because not every build of torch comes with Triton.
-    import triton.language as tl
+    from triton.language import constexpr
 
-    return tl.constexpr(value)
+    return constexpr(value)
 
 
-def row_matrix(tensor: Tensor | None, shared: int = 1) -> RowMatrix:
-    """Describe a tensor to the kernels, each of whose heads serves ``shared`` query heads."""
+def row_matrix(tensor: Tensor | None, group_size: int = 1) -> RowMatrix:
+    """Describe a tensor to the kernels; each of its heads serves ``group_size`` query heads."""
     if tensor is None:
         return RowMatrix(None, None, None, None, constant(16), constant(16), constant(1))
     width = tensor.shape[3]
     if tensor.stride(3) != 1 and width != 1:
         tensor = tensor.contiguous()
     _, head, row, _ = tensor.stride()
-    return RowMatrix(tensor, _across(tensor), head, row, constant(width), constant(padded(width)), constant(shared))
+    widths = constant(width), constant(pad_width(width))
+    return RowMatrix(tensor, _item_stride(tensor), head, row, *widths, constant(group_size))
 
 
-def _across(tensor: Tensor) -> int:
-    """Return the stride of the batch; if a tensor has one row, all items read that."""
+def _item_stride(tensor: Tensor) -> int:
+    """Return the stride from item to item of the batch: 0 if all items read the same row."""
     return tensor.stride(0) if len(tensor) > 1 else 0
 
 
 def level_matrix(tensor: Tensor | None) -> RowMatrix:
     """Describe levels, or their gradient, to the kernels: no product of matrices needs their tiles to be wide."""
     matrix = row_matrix(tensor)
-    return matrix if tensor is None else matrix._replace(padded=constant(1 << (tensor.shape[3] - 1).bit_length()))
+    return matrix if tensor is None else matrix._replace(padded_width=constant(1 << (tensor.shape[3] - 1).bit_length()))
 
 
 def pair_matrix(tensor: Tensor | None) -> PairMatrix:
     """Describe a tensor with one number per pair to the kernels."""
-    return PairMatrix(*[None] * 5) if tensor is None else PairMatrix(tensor, _across(tensor), *tensor.stride()[1:])
+    return PairMatrix(*[None] * 5) if tensor is None else PairMatrix(tensor, _item_stride(tensor), *tensor.stride()[1:])
 
 
-def inputs_of(call: Call, d_out: Tensor | None = None) -> Inputs:
+def build_inputs(call: Call, d_out: Tensor | None = None) -> Inputs:
     """Return the tensors that the call multiplies."""
-    query, key, value = row_matrix(call.query), row_matrix(call.key, call.shared), row_matrix(call.value, call.shared)
-    return Inputs(query, key, value, *map(row_matrix, (call.query_factors, call.key_factors, d_out)))
+    key, value = row_matrix(call.key, call.group_size), row_matrix(call.value, call.group_size)
+    return Inputs(row_matrix(call.query), key, value, *map(row_matrix, (call.query_factors, call.key_factors, d_out)))
 
 
-def norm_of(sums: Tensor, delta: Tensor | None = None) -> Norm:
-    """Describe what is kept of each row to the kernels, (1 or 2, batch, heads, n_q)."""
-    shift, *log_sum = sums.unbind()
+def build_norm(row_stats: Tensor, delta: Tensor | None = None) -> Norm:
+    """Describe the saved numbers of each row to the kernels, (1 or 2, batch, heads, n_q)."""
+    shift, *log_sum = row_stats.unbind()
     return Norm(shift, log_sum[0] if log_sum else None, shift.stride(1), delta)
 
 
-def new_table_sums(call: Call, name: str) -> TableSums:
-    """Allocate the sums of a table; the rows have to be filled with zeros, as no kernel writes all. A bias has none."""
+def allocate_table_sums(call: Call, name: str) -> TableSums:
+    """Allocate the sums of a table. A kernel has to fill the rows with zeros first; a bias does not have rows."""
     n, length = call.n_k if name == "query_table" else call.n_q, getattr(call, name).shape[1]
     pieces, rows = cdiv(max(length - 2, 0), SUMS_WIDTH), cdiv(n, SUMS_ROWS) * SUMS_ROWS
     value, size = call.value, (call.value.shape[0], call.heads)
@@ -286,7 +285,7 @@ def new_table_sums(call: Call, name: str) -> TableSums:
     return TableSums(ends, value.new_empty(*size, pieces, rows, SUMS_WIDTH, dtype=torch.float32))
 
 
-def pairs_of(call: Call) -> PairRules:
+def build_pair_rules(call: Call) -> PairRules:
     """Describe to the kernels which queries attend to which keys.
 
     This allocates ``key_end``, and the dropout seeds of rows where the call has one seed, for the first kernel.
@@ -300,21 +299,21 @@ def pairs_of(call: Call) -> PairRules:
     partners: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = None, None, None, None
     query_positions, key_positions = call.query_positions, call.key_positions
     if call.query_documents is not None and call.key_documents is not None:
-        query_documents, key_documents = _same_dtype(call.query_documents, call.key_documents)
-        partners = *_partners(query_documents, key_documents), *_partners(key_documents, query_documents)
-    across: list[int | None] = [None, None]
+        query_documents, key_documents = _to_common_dtype(call.query_documents, call.key_documents)
+        partners = *_find_partners(query_documents, key_documents), *_find_partners(key_documents, query_documents)
+    strides: list[int | None] = [None, None]
     if query_positions is not None and key_positions is not None:
-        query_positions, key_positions = _same_dtype(query_positions, key_positions)
-        across = [_across(at) if at.dim() == 2 else 0 for at in (query_positions, key_positions)]
-        key_ranks = _ranks(key_positions)
-        query_ranks = None if call.query_table is None else _ranks(query_positions)
+        query_positions, key_positions = _to_common_dtype(query_positions, key_positions)
+        strides = [_item_stride(rows) if rows.dim() == 2 else 0 for rows in (query_positions, key_positions)]
+        key_ranks = _count_earlier(key_positions)
+        query_ranks = None if call.query_table is None else _count_earlier(query_positions)
     query_start, query_stride, key_start, key_stride = call.affine
     offsets = call.min_offset, call.max_offset, key_start - query_start, constant(query_stride), constant(key_stride)
-    positions = query_positions, across[0], key_positions, across[1], key_ranks, query_ranks
+    positions = query_positions, strides[0], key_positions, strides[1], key_ranks, query_ranks
     mask = None if call.key_mask is None else call.key_mask.contiguous().view(torch.uint8), key_end
     documents = query_documents, key_documents, *partners
     dropout = seeds, int(call.dropout_p * 2**32), 1.0 / (1.0 - call.dropout_p)
-    return PairRules(call.n_q, call.n_k, call.heads, *offsets, *positions, *mask, *documents, *dropout)
+    return PairRules._make((call.n_q, call.n_k, call.heads, *offsets, *positions, *mask, *documents, *dropout))
 
 
 def table_matrix(table: Tensor | None, call: Call) -> RowMatrix:
@@ -322,7 +321,7 @@ def table_matrix(table: Tensor | None, call: Call) -> RowMatrix:
     return row_matrix(None if table is None else table.unsqueeze(0).expand(call.value.shape[0], call.heads, -1, -1))
 
 
-def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+def _to_common_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Convert two tensors of ids or positions to one type that kernels can load and compare."""
     dtype = torch.promote_types(first.dtype, second.dtype)
     if dtype in (torch.float16, torch.bfloat16):
@@ -332,44 +331,44 @@ def _same_dtype(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     return first.to(dtype).contiguous(), second.to(dtype).contiguous()
 
 
-def _partners(documents: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and the last of the ``others`` in the same document, int32 in the shape of ``documents``.
+def _find_partners(documents: Tensor, partners: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the first and the last of the ``partners`` in the same document, int32 in the shape of ``documents``.
 
-    Without any, the first is beyond the end and the last is -1.
+    Without any, the first is after the end and the last is -1.
     """
-    ordered, places = others.sort(stable=True)
+    ordered, indices = partners.sort(stable=True)
     bounds = [torch.searchsorted(ordered, documents, right=right) for right in (False, True)]
-    none, last = bounds[0] == bounds[1], others.shape[1] - 1
-    first = places.gather(1, bounds[0].clamp_max(last)).masked_fill(none, last + 1)
-    return first.int(), places.gather(1, (bounds[1] - 1).clamp_min(0)).masked_fill(none, -1).int()
+    is_missing, last = bounds[0] == bounds[1], partners.shape[1] - 1
+    first = indices.gather(1, bounds[0].clamp_max(last)).masked_fill(is_missing, last + 1)
+    return first.int(), indices.gather(1, (bounds[1] - 1).clamp_min(0)).masked_fill(is_missing, -1).int()
 
 
-def _ranks(positions: Tensor) -> Tensor:
+def _count_earlier(positions: Tensor) -> Tensor:
     """Count the earlier keys at the same position in each key's block; int32, in the shape of ``positions``."""
     length = positions.shape[-1]
-    short = functional.pad(positions, (0, -length % LARGEST_BLOCK)).unflatten(-1, (-1, LARGEST_BLOCK))
+    short = functional.pad(positions, (0, -length % MAX_BLOCK)).unflatten(-1, (-1, MAX_BLOCK))
     same = short.unsqueeze(-1) == short.unsqueeze(-2)
     return same.tril(-1).sum(-1, dtype=torch.int32).flatten(-2)[..., :length].contiguous()
 
 
-def terms_of(call: Call, products: dict[str, Tensor | None]) -> Terms:
-    """Return what makes the call's scores, with the products of ``VectorTable`` by the names of tables of vectors."""
+def build_terms(call: Call, products: dict[str, Tensor | None]) -> Terms:
+    """Describe the terms of scores to the kernels, with the products of each ``VectorTable`` by the table's name."""
     spans = [(first, table.shape[1]) for first, table in zip(call.first, call.tables, strict=True) if table is not None]
     first = last = None
-    # If some pairs read beyond the ends of one table, the span is that of all: beyond it, every table is constant.
-    if not all(covers(call, *span) for span in spans):
+    # If some pairs read beyond the ends of one table, the span includes all tables, which are constant beyond it.
+    if not all(covers_all_offsets(call, *span) for span in spans):
         first, last = min(first for first, _ in spans), max(first + length - 1 for first, length in spans)
     bias = BiasTable(None, None, None)
     if call.bias is not None:
         length = call.bias.shape[1]
         bias = BiasTable(call.bias.contiguous(), call.first[0] + length, length)
-    log2, cap = call.scale * LOG2E, None
+    log2_scale, cap = call.scale * LOG2E, None
     if call.softcap is not None:
-        log2, cap = call.scale / call.softcap, call.softcap * LOG2E
-    added = call.bias, call.key_table, call.query_table, call.query_factors, call.query_levels, call.dense, cap
-    last_scaled, precision = constant(all(each is None for each in added)), constant(precision_of(call))
+        log2_scale, cap = call.scale / call.softcap, call.softcap * LOG2E
+    terms = call.bias, call.key_table, call.query_table, call.query_factors, call.query_levels, call.dense, cap
+    is_scaled_last, precision = all(term is None for term in terms), choose_precision(call)
     return Terms(
-        Products(call.scale, log2, cap, last_scaled, precision),
+        Products(call.scale, log2_scale, cap, constant(is_scaled_last), constant(precision)),
         TableSpan(first, last),
         bias,
         _vector_table(call, "key_table", products),
@@ -386,42 +385,42 @@ def has_diagonals(call: Call) -> bool:
     return call.query_positions is None and call.affine[1] == call.affine[3]
 
 
-def covers(call: Call, first: int, length: int) -> bool:
+def covers_all_offsets(call: Call, first: int, length: int) -> bool:
     """Whether no pair of the call reads beyond the ends of a table; False for explicit positions."""
     span = allowed_span(*call.positions(), call.min_offset, call.max_offset)
     return span is not None and first <= span[0] and span[1] < first + length
 
 
-def _vector_table(call: Call, name: str, found: dict[str, Tensor | None]) -> VectorTable:
-    table, first, products = getattr(call, name), call.first[TABLES.index(name)], found.get(name)
+def _vector_table(call: Call, name: str, products_by_name: dict[str, Tensor | None]) -> VectorTable:
+    table, first, products = getattr(call, name), call.first[TABLES.index(name)], products_by_name.get(name)
     if table is None:
         return VectorTable(None, None, None, None)
     length = table.shape[1]
-    if length > LONGEST_COMPILED:
+    if length > MAX_COMPILED_LENGTH:
         return VectorTable(products, first, length, None)
-    if covers(call, first, length):
+    if covers_all_offsets(call, first, length):
         # In short sequences tables end where offsets do: kernels would be compiled for every length.
-        return VectorTable(products, first, length, constant(padded(length)))
-    return VectorTable(products, constant(first), constant(length), constant(padded(length)))
+        return VectorTable(products, first, length, constant(pad_width(length)))
+    return VectorTable(products, constant(first), constant(length), constant(pad_width(length)))
 
 
-def parts_of(call: Call, size: int | None = None) -> Iterator[tuple[Call, range]]:
-    """Split a call into runs of ``size`` queries; by default of so many that their products with tables of vectors take
-    little memory, which mostly are all.
+def split_queries(call: Call, size: int | None = None) -> Iterator[tuple[Call, range]]:
+    """Split a call into runs of ``size`` queries, each with the range of its rows.
 
-    Each comes with its rows. If they are not all, its seed is those of its rows, in the 32 bits that the kernels take.
+    By default, the products of a run with tables of vectors take little memory; mostly one run has all queries. If
+    there are several runs, each has the seeds of its rows as its seed, in the 32 bits that the kernels take.
     """
     n_q = call.n_q
     if size is None:
         longest = max([1, *(table.shape[1] for table in (call.key_table, call.value_table) if table is not None)])
-        size = n_q if longest <= ROW_TABLE_NUMBERS else max(FEWEST_TABLE_ROWS, n_q * ROW_TABLE_NUMBERS // longest)
+        size = n_q if longest <= MAX_PRODUCTS_PER_QUERY else max(MIN_PART_ROWS, n_q * MAX_PRODUCTS_PER_QUERY // longest)
     if size >= n_q:
         yield call, range(n_q)
         return
     seeds = call.seed if call.seed is None or call.seed.dim() else call.dropout_seeds()
     for first in range(0, n_q, size):
         rows = range(first, min(first + size, n_q))
-        part = call.part(rows)
+        part = call.select(rows)
         if seeds is not None:
             part = replace(part, seed=seeds[:, :, first : rows.stop].to(torch.int32).contiguous())
         yield part, rows

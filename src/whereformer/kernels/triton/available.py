@@ -7,19 +7,19 @@ import os
 
 import torch
 
-from ..fields import Call
+from ..call import Call
 from ..torch_private import constant_when_compiled
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_NARROWEST, _WIDEST = 16, 256
-_MOST_QUERY_OFFSETS = 1024  # the kernels keep a product of each key with each of these, so memory grows with both
-LARGEST_BLOCK = 128
+_MIN_WIDTH, _MAX_WIDTH = 16, 256
+_MAX_QUERY_OFFSETS = 1024  # the kernels need a product of each key with each offset, so memory grows with both
+MAX_BLOCK = 128
 """The most queries or keys in a tile."""
 
 _INSTALLED = importlib.util.find_spec("triton") is not None
 
 
-def why_not(call: Call, device: torch.device) -> str | None:
+def unsupported_reason(call: Call, device: torch.device) -> str | None:
     """Return why this backend cannot take the call on that device; None if it can."""
     if reason := _unavailable_on(device):
         return reason
@@ -27,15 +27,15 @@ def why_not(call: Call, device: torch.device) -> str | None:
         return f"needs bfloat16, float16 or float32, got {str(call.value.dtype).removeprefix('torch.')}"
     for name, rows in (("value's head_dim", call.value), ("head_dim", call.query)):
         width = None if rows is None else rows.shape[3]
-        if width is not None and not _NARROWEST <= width <= _WIDEST:
-            return f"needs a {name} from {_NARROWEST} to {_WIDEST}, got {width}"
-    if call.query_factors is not None and (factors := call.query_factors.shape[3]) > _WIDEST:
-        return f"needs FactorPairs of at most {_WIDEST} factors, got {factors}"
-    if call.query_table is not None and (offsets := call.query_table.shape[1]) > _MOST_QUERY_OFFSETS:
-        return f"needs OffsetQueries of at most {_MOST_QUERY_OFFSETS} offsets, got {offsets}"
+        if width is not None and not _MIN_WIDTH <= width <= _MAX_WIDTH:
+            return f"needs a {name} from {_MIN_WIDTH} to {_MAX_WIDTH}, got {width}"
+    if call.query_factors is not None and (factors := call.query_factors.shape[3]) > _MAX_WIDTH:
+        return f"needs FactorPairs of at most {_MAX_WIDTH} factors, got {factors}"
+    if call.query_table is not None and (offsets := call.query_table.shape[1]) > _MAX_QUERY_OFFSETS:
+        return f"needs OffsetQueries of at most {_MAX_QUERY_OFFSETS} offsets, got {offsets}"
     query_start, query_stride, key_start, key_stride = call.affine
     # Also in tiles that reach beyond the ends
-    steps = (call.n_q + 2 * LARGEST_BLOCK) * query_stride + (call.n_k + 2 * LARGEST_BLOCK) * key_stride
+    steps = (call.n_q + 2 * MAX_BLOCK) * query_stride + (call.n_k + 2 * MAX_BLOCK) * key_stride
     if abs(key_start - query_start) + steps >= 2**30:
         return f"needs offsets below 2**30, got positions from {query_start} and {key_start} on"
     return None
@@ -49,23 +49,23 @@ def _unavailable_on(device: torch.device) -> str | None:
         return None
     if not _INSTALLED:
         return "needs Triton, which is not installed"
-    if device.type == "cpu" and interpreted():
+    if device.type == "cpu" and is_interpreted():
         return None
     if device.type != "cuda":
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    major, minor = capability(device)
+    major, minor = get_capability(device)
     if major < 8:
         return f"needs compute capability 8.0, got {major}.{minor}"
     return None
 
 
-def capability(device: torch.device) -> tuple[int, int]:
+def get_capability(device: torch.device) -> tuple[int, int]:
     """Return the compute capability of a GPU."""
     return torch.cuda.get_device_capability(device)
 
 
-def interpreted() -> bool:
+def is_interpreted() -> bool:
     """Whether Triton's interpreter runs the kernels, on CPU tensors."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"

@@ -1,10 +1,11 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. The measured ones were the fastest of those tried on an H100. ``benchmarks/gpu_static.py`` counts what the
-others compile to: they need few instructions for each score and fit into registers. Most leave room for two programs,
-and all but those of 64 rows and measured ones fit into the 99 KiB of shared memory of the smallest GPUs of compute
-capability 8. Anything beyond a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
+was faster. The measured sizes were the fastest on an H100. The other sizes were chosen by the instructions that
+``benchmarks/gpu_static.py`` counts: they need few instructions for each score and fit into registers. Most leave room
+for two programs. Except for measured sizes and those of 64 rows, all fit into the 99 KiB of shared memory of the
+smallest GPUs of compute capability 8. Anything more than a bias or a mask takes many registers for indices, so "rich"
+calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..fields import Call
+from ..call import Call
 from . import available
-from .available import LARGEST_BLOCK as LARGEST_BLOCK
+from .available import MAX_BLOCK as MAX_BLOCK
 
-_ON_TENSOR_CORES = 64
+_MAX_TENSOR_CORE_WIDTH = 64
 """The widest heads whose products of float32 are computed on tensor cores."""
 
 
@@ -31,7 +32,7 @@ class Blocks:
     stages: int
 
     @property
-    def launch(self) -> dict[str, int]:
+    def launch_options(self) -> dict[str, int]:
         return {"BLOCK_M": self.rows, "BLOCK_N": self.keys, "num_warps": self.warps, "num_stages": self.stages}
 
 
@@ -45,7 +46,7 @@ _TILES = {
     ("rich", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 16, 4, 1), Blocks(32, 16, 4, 1)),
     ("rich", "key"): (Blocks(32, 64, 4, 2), Blocks(32, 32, 4, 1), Blocks(16, 32, 4, 1)),
     ("rich", "square"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1)),
-    # With tables of vectors alone: their offsets are known when the kernels are compiled.
+    # With tables of vectors only: their offsets are known when the kernels are compiled.
     ("vectors", "forward"): (Blocks(64, 64, 4, 2), Blocks(128, 64, 8, 1), Blocks(64, 32, 8, 1)),
     ("vectors", "query"): (Blocks(64, 16, 4, 2), Blocks(32, 32, 4, 1), Blocks(64, 32, 8, 1)),
     ("vectors", "key"): (Blocks(32, 64, 4, 1), Blocks(64, 64, 8, 1), Blocks(16, 64, 8, 1)),
@@ -73,7 +74,7 @@ _TILES = {
     ("rich float", "query"): (Blocks(32, 16, 4, 1), Blocks(32, 16, 8, 1), Blocks(16, 16, 8, 1)),
     ("rich float", "key"): (Blocks(16, 32, 4, 1), Blocks(16, 16, 4, 1), Blocks(16, 16, 8, 1)),
     ("rich float", "square"): (Blocks(32, 32, 4, 1), Blocks(32, 32, 4, 1), Blocks(16, 16, 4, 1)),
-    # On compute capability 9, for the heads of _ON_TENSOR_CORES alone.
+    # On compute capability 9, for heads up to _MAX_TENSOR_CORE_WIDTH only.
     ("float of 64 rows", "forward"): (Blocks(128, 32, 8, 1),),
     ("float of 64 rows", "query"): (Blocks(128, 32, 8, 1),),
     ("float of 64 rows", "key"): (Blocks(32, 128, 8, 1),),
@@ -81,8 +82,8 @@ _TILES = {
     ("rich float of 64 rows", "query"): (Blocks(64, 16, 4, 1),),
     ("rich float of 64 rows", "key"): (Blocks(16, 128, 8, 1),),
     ("rich float of 64 rows", "square"): (Blocks(64, 64, 8, 1),),
-    # With what is summed by key beside keys and values. A table of queries spills in all tiles that use Hopper's matrix
-    # instructions, and of those these need the fewest instructions for each score.
+    # With other sums by key besides those of keys and values. A table of queries spills in all tiles that use Hopper's
+    # matrix instructions; this tile needs the fewest instructions for each score.
     ("float by key", "key"): (Blocks(32, 128, 8, 1),),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.
@@ -94,53 +95,53 @@ _INTERPRETED = {
 }
 
 
-def blocks_of(kernel: str, call: Call) -> Blocks:
+def choose_blocks(kernel: str, call: Call) -> Blocks:
     """Return the tile sizes of a call in the kernel "forward", "query", "key" or "square".
 
     Tiles of the gradients of a bias and of dense scores are square.
     """
-    if available.interpreted():
+    if available.is_interpreted():
         return _INTERPRETED[kernel]
-    by_rows = (call.key_table, call.query_table, call.value_table, call.query_levels)
-    vectors = any(tensor is not None for tensor in by_rows)
-    wide = torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]
-    rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
-    rich = rich or (kernel == "square" and (vectors or wide))
-    capability, _ = available.capability(call.value.device)
+    tables = (call.key_table, call.query_table, call.value_table, call.query_levels)
+    has_vectors = any(tensor is not None for tensor in tables)
+    is_float = torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]
+    is_rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
+    is_rich = is_rich or (kernel == "square" and (has_vectors or is_float))
+    capability, _ = available.get_capability(call.value.device)
     # Tiles of the first of these kinds that has them
-    if wide:
-        kind = "rich float" if rich or vectors else "float"
-        by_key = call.query_table is not None or call.key_levels is not None
-        kinds = ["float by key"] * by_key + [f"{kind} of 64 rows"] if capability == 9 else []
+    if is_float:
+        kind = "rich float" if is_rich or has_vectors else "float"
+        sums_by_key = call.query_table is not None or call.key_levels is not None
+        kinds = ["float by key"] * sums_by_key + [f"{kind} of 64 rows"] if capability == 9 else []
         kinds.append(kind)
     elif capability in (9, 10):
         # Where a window or documents leave few keys to a query, the forward is faster with fewer warps.
         few_keys = kernel == "forward" and (call.min_offset is not None or call.query_documents is not None)
         plain = "measured" if capability == 9 and not few_keys else "plain of 64 rows"
-        kinds = ["rich of 64 rows", "rich"] if rich else ["vectors of 64 rows"] if vectors else [plain]
+        kinds = ["rich of 64 rows", "rich"] if is_rich else ["vectors of 64 rows"] if has_vectors else [plain]
     else:
-        kinds = ["rich"] if rich else ["vectors"] if vectors else ["plain"]
-    widest = _widest(call)
-    width = 0 if widest <= 64 else 1 if widest <= 128 else 2
-    return next(tiles[width] for kind in kinds if len(tiles := _TILES.get((kind, kernel), ())) > width)
+        kinds = ["rich"] if is_rich else ["vectors"] if has_vectors else ["plain"]
+    width = _find_widest(call)
+    index = 0 if width <= 64 else 1 if width <= 128 else 2
+    return next(tiles[index] for kind in kinds if len(tiles := _TILES.get((kind, kernel), ())) > index)
 
 
-def precision_of(call: Call) -> str:
+def choose_precision(call: Call) -> str:
     """Return how products of float32 are computed, by Triton's name.
 
     Three products of TF32 numbers on tensor cores are as close to exact products as float32 is, but hold each number
     twice. For wider heads that does not fit into registers.
     """
-    return "tf32x3" if _widest(call) <= _ON_TENSOR_CORES else "ieee"
+    return "tf32x3" if _find_widest(call) <= _MAX_TENSOR_CORE_WIDTH else "ieee"
 
 
-def _widest(call: Call) -> int:
+def _find_widest(call: Call) -> int:
     """Return the padded width of the widest rows."""
     rows = (call.value, call.query, call.query_factors)
-    return max(padded(tensor.shape[3]) for tensor in rows if tensor is not None)
+    return max(pad_width(tensor.shape[3]) for tensor in rows if tensor is not None)
 
 
-def padded(width: int) -> int:
+def pad_width(width: int) -> int:
     """Round up to a power of two that a kernel's matrix product accepts as a dimension."""
     return max(16, 1 << (width - 1).bit_length())
 

@@ -1,7 +1,6 @@
 """The "triton" backend: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module launches the kernels of ``jit``. Calls are computed by plans (``plan``): what is here runs once for each
-kind.
+This module launches the kernels of ``jit``. Calls are computed by plans (``plan``): this code runs once for each kind.
 """
 
 from __future__ import annotations
@@ -14,35 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..fields import Call, Kept, LogSums, part_of
-from ..operators import Again, Backend, Given, Operators, Results
+from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
+from ..call import Call, ForwardState, LogSums, select_input
 from ..terms import position_values
-from . import available
-from .arguments import (
-    LOG2E,
-    PREPARED_ROWS,
-    SUMS_ROWS,
-    SUMS_WIDTH,
-    KeyGradients,
-    PairRules,
-    QueryGradients,
-    TableSums,
-    Terms,
-    ToFill,
-    covers,
-    has_diagonals,
-    inputs_of,
-    level_matrix,
-    new_table_sums,
-    norm_of,
-    pair_matrix,
-    pairs_of,
-    parts_of,
-    row_matrix,
-    table_matrix,
-    terms_of,
-)
-from .blocks import blocks_of, cdiv, precision_of
+from . import arguments, available
+from .blocks import cdiv, choose_blocks, choose_precision
 from .plan import launch, record
 
 _SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
@@ -51,14 +26,14 @@ _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table"
 
 
 class Triton(Backend):
-    """What is kept of each row is its :class:`Norm`, in one number or two."""
+    """The backend; of each row it saves the :class:`Norm`, in one number or two."""
 
-    name, inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
+    name, supported_inputs = "triton", (*_SUMS_OVER_KEYS, *_SUMS_OVER_QUERIES, "bias", "dense")
 
-    def why_not(self, call: Call, device: torch.device) -> str | None:
-        return available.why_not(call, device)
+    def unsupported_reason(self, call: Call, device: torch.device) -> str | None:
+        return available.unsupported_reason(call, device)
 
-    def adapted(self, call: Call) -> Call:
+    def adapt(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
         if call.scale <= 0:
             # The kernels take the largest product of a row for that of its largest score.
@@ -69,175 +44,174 @@ class Triton(Backend):
             matter = call.limits_offsets or any(table is not None for table in call.tables)
             for name, positions in zip(("query_positions", "key_positions"), call.positions(), strict=True):
                 changes[name] = position_values(positions, call.value.device) if matter else None
-        if call.shared > 1 and any(each is not None for each in (call.key_factors, call.key_levels, call.query_table)):
-            # What else keys have differs from head to head.
-            changes["value"] = call.value.repeat_interleave(call.shared, 1)
-            changes["key"] = None if call.key is None else call.key.repeat_interleave(call.shared, 1)
+        per_head = call.key_factors, call.key_levels, call.query_table
+        if call.group_size > 1 and any(tensor is not None for tensor in per_head):
+            # These tensors of keys differ from head to head.
+            changes["value"] = call.value.repeat_interleave(call.group_size, 1)
+            changes["key"] = None if call.key is None else call.key.repeat_interleave(call.group_size, 1)
         if call.query_table is not None and call.query_table_factors is None:
             # By the call's own scale, whatever its sign.
             key: Any = changes.get("key", call.key)
             changes["query_table_factors"] = key.float() * call.scale
         return replace(call, **changes) if changes else call
 
-    def new_kept(self, call: Call) -> Tensor:
-        return _kept(call).whole
+    def new_buffer(self, call: Call) -> Tensor:
+        return _forward_state(call).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[Results, Again]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         return record(lambda: self._forward(call), tensors)
 
     def backward(
-        self, call: Call, given: Given, needed: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Again]:
-        return record(lambda: self._backward(call, given, needed), tensors)
+        self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
+    ) -> tuple[list[Tensor], Replay]:
+        return record(lambda: self._backward(call, inputs, grad_names), tensors)
 
-    def _forward(self, call: Call) -> Results:
-        kept = _kept(call)
-        if kept.output.numel() == 0 or call.n_k == 0:
-            kept.output.zero_()
-            kept.sums.fill_(math.inf)
+    def _forward(self, call: Call) -> ForwardOutputs:
+        state = _forward_state(call)
+        if state.output.numel() == 0 or call.n_k == 0:
+            state.output.zero_()
+            state.row_stats.fill_(math.inf)
         else:
-            for part, rows in parts_of(call):
-                _fill(part, kept.part(rows))
-        return kept.output, kept.whole, _lse_of(kept.sums) if call.wants_lse else None
+            for part, rows in arguments.split_queries(call):
+                _launch_forward(part, state.select(rows))
+        return state.output, state.buffer, _compute_log_sums(state.row_stats) if call.wants_lse else None
 
-    def _backward(self, call: Call, given: Given, needed: Sequence[str]) -> list[Tensor]:
-        d_output, d_lse, *results = given
-        gradients = {name: call.new_gradient(name) for name in needed}
+    def _backward(self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str]) -> list[Tensor]:
+        d_output, d_lse, *results = inputs
+        gradients = {name: call.new_gradient(name) for name in grad_names}
         if d_output.numel() == 0 or call.n_k == 0:
             return [gradient.zero_() for gradient in gradients.values()]
-        kept, parts = _kept(call, *results), list(parts_of(call))
+        state, parts = _forward_state(call, *results), list(arguments.split_queries(call))
         if len(parts) == 1:
-            return list(_Backward(call, kept, gradients, d_output, d_lse).run().values())
-        sums = {name: torch.zeros_like(gradient, dtype=call.wide) for name, gradient in gradients.items()}
+            return list(_Backward(call, state, gradients, d_output, d_lse).run().values())
+        sums = {name: torch.zeros_like(gradient, dtype=call.score_dtype) for name, gradient in gradients.items()}
         for part, rows in parts:
-            some = slice(rows.start, rows.stop)
-            found = {name: torch.empty_like(part.new_gradient(name), dtype=call.wide) for name in needed}
-            of_part = d_output[:, :, some], None if d_lse is None else d_lse[:, :, some]
-            for name, gradient in _Backward(part, kept.part(rows), found, *of_part).run().items():
-                part_of(name, sums[name], rows).add_(gradient)
+            index = slice(rows.start, rows.stop)
+            shares = {name: torch.empty_like(part.new_gradient(name), dtype=call.score_dtype) for name in grad_names}
+            part_d_output, part_d_lse = d_output[:, :, index], None if d_lse is None else d_lse[:, :, index]
+            backward = _Backward(part, state.select(rows), shares, part_d_output, part_d_lse)
+            for name, gradient in backward.run().items():
+                select_input(name, sums[name], rows).add_(gradient)
         return [gradient.copy_(sums[name]) for name, gradient in gradients.items()]
 
 
-def _kept(call: Call, *results: Tensor) -> Kept:
-    """Allocate what a forward keeps, or find its parts in what it returned."""
-    may_be_large = any(each is not None for each in (call.bias, call.query_factors, call.query_levels, call.dense))
-    return call.kept(2 if may_be_large else 1, *results)
+def _forward_state(call: Call, *results: Tensor) -> ForwardState:
+    """Allocate the state of a forward, or find its parts in the forward's results."""
+    terms = call.bias, call.query_factors, call.query_levels, call.dense
+    may_be_large = any(term is not None for term in terms)
+    return call.forward_state(2 if may_be_large else 1, *results)
 
 
-def _lse_of(norm: Tensor) -> LogSums:
-    """Return the logs of the rows' sums of exponentials, whose norm is in units of log2."""
+def _compute_log_sums(norm: Tensor) -> LogSums:
+    """Return the log-sum-exps of rows from their norm, which is in units of log2."""
     shift = norm[0] * math.log(2)
     empty = shift.isposinf()
     log_sum = norm[1] * math.log(2) if len(norm) > 1 else torch.zeros_like(shift)
     return torch.stack([shift.masked_fill(empty, -math.inf), log_sum.masked_fill(empty, 0.0)])
 
 
-def _prepare(
-    call: Call,
-    pairs: PairRules,
-    kept: Kept | None = None,
-    d_out: Tensor | None = None,
-    d_lse: Tensor | None = None,
-) -> Tensor | None:
-    """Fill what ``pairs`` has room for, and return ``delta`` in the backward."""
+def _launch_prepare(
+    call: Call, state: ForwardState | None = None, d_out: Tensor | None = None, d_lse: Tensor | None = None
+) -> tuple[arguments.PairRules, Tensor | None]:
+    """Return the rules of pairs, with the seeds and the end of the keys, and ``delta`` in the backward."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
-    delta = None if kept is None else kept.sums.new_empty_strided(kept.sums.shape[1:], kept.sums.stride()[1:])
+    pairs, stats = arguments.build_pair_rules(call), None if state is None else state.row_stats
+    delta = None if stats is None else stats.new_empty_strided(stats.shape[1:], stats.stride()[1:])
     seed = call.seed if call.seed is not None and call.seed.dim() == 0 else None
-    if any(each is not None for each in (delta, seed, call.key_mask)):
+    if any(tensor is not None for tensor in (delta, seed, call.key_mask)):
         launch(
             prepare,
-            call.value.shape[0] * call.heads * cdiv(call.n_q, PREPARED_ROWS),
-            row_matrix(None if kept is None else kept.output),
-            row_matrix(None if kept is None else kept.rounded_off),
-            row_matrix(d_out),
-            ToFill(delta, None if delta is None else delta.stride(1), d_lse, seed),
+            call.value.shape[0] * call.heads * cdiv(call.n_q, arguments.PREPARED_ROWS),
+            arguments.row_matrix(None if state is None else state.output),
+            arguments.row_matrix(None if state is None else state.rounding_error),
+            arguments.row_matrix(d_out),
+            *(delta, None if delta is None else delta.stride(1), d_lse, seed),
             pairs,
             num_warps=4,
         )
-    return delta
+    return pairs, delta
 
 
-def _met_by(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None, float]:
-    """Return what a table of vectors is multiplied with, (1 or batch, heads, n, dim), and the factor on that."""
+def _table_operand(name: str, call: Call, d_out: Tensor | None) -> tuple[Tensor | None, float]:
+    """Return the rows that a table of vectors is multiplied with, (1 or batch, heads, n, dim), and their scale."""
     if name == "value_table":
         return d_out, 1.0
     factors = call.query_table_factors if name == "query_table" else call.key_table_factors
     return (call.query, call.scale) if factors is None else (factors, 1.0)
 
 
-def _terms(call: Call, d_out: Tensor | None, sums: dict[str, TableSums]) -> Terms:
-    """Return what makes the call's scores, after multiplying tables of vectors with what they meet, and filling the
-    rows of their ``sums`` with zeros."""
+def _prepare_terms(call: Call, d_out: Tensor | None, sums: dict[str, arguments.TableSums]) -> arguments.Terms:
+    """Describe a call's terms to the kernels, after multiplying tables of vectors with their rows, and filling the rows
+    of their ``sums`` with zeros."""
     from .jit.offsets import products
 
-    found: dict[str, Tensor | None] = {}
+    products_by_name: dict[str, Tensor | None] = {}
     batch, heads = call.value.shape[0], call.heads
-    for name in _BY_TABLE:
-        table, (rows, scale) = getattr(call, name), _met_by(name, call, d_out)
+    for name in _GRADIENTS_BY_TABLE:
+        table, (rows, scale) = getattr(call, name), _table_operand(name, call, d_out)
         if table is None or (rows is None and name not in sums):
             continue
         n, length = call.n_k if name == "query_table" else call.n_q, table.shape[1]
-        found[name] = None if rows is None else call.value.new_empty(batch, heads, n, length, dtype=torch.float32)
-        size = _rows_of(table)
+        out = None if rows is None else call.value.new_empty(batch, heads, n, length, dtype=torch.float32)
+        options, products_by_name[name] = _table_options(table), out
         launch(
             products,
-            batch * heads * cdiv(n, SUMS_ROWS) * (SUMS_ROWS // size["ROWS"]),
-            row_matrix(rows),
-            table_matrix(table, call),
-            found[name],
+            batch * heads * cdiv(n, arguments.SUMS_ROWS) * (arguments.SUMS_ROWS // options["ROWS"]),
+            arguments.row_matrix(rows),
+            arguments.table_matrix(table, call),
+            out,
             sums[name].rows if name in sums else None,
-            *(scale, 1.0 if name == "value_table" else LOG2E, n, heads, length),
-            PRECISION=precision_of(call),
-            **size,
+            *(scale, 1.0 if name == "value_table" else arguments.LOG2E, n, heads, length),
+            PRECISION=choose_precision(call),
+            **options,
         )
-    return terms_of(call, found)
+    return arguments.build_terms(call, products_by_name)
 
 
-def _rows_of(table: Tensor) -> dict[str, int]:
-    """Return how many rows of the table's width a program reads at once, which fit into 99 KiB in float32."""
+def _table_options(table: Tensor) -> dict[str, int]:
+    """Return the launch options for a table: a program reads at most ROWS rows of its width, 99 KiB in float32."""
     width = table.shape[2]
     return {"ROWS": 64 if width <= 64 else 32 if width <= 128 else 16, "num_warps": 4 if width <= 64 else 8}
 
 
-def _fill(call: Call, kept: Kept) -> None:
-    """Fill the output of a call and what is kept beside it."""
+def _launch_forward(call: Call, state: ForwardState) -> None:
+    """Fill the state of a call."""
     from .jit.forward import forward
 
-    blocks, pairs = blocks_of("forward", call), pairs_of(call)
-    _prepare(call, pairs)
-    sums = {} if call.value_table is None else {"value_table": new_table_sums(call, "value_table")}
+    blocks, (pairs, _) = choose_blocks("forward", call), _launch_prepare(call)
+    sums = {} if call.value_table is None else {"value_table": arguments.allocate_table_sums(call, "value_table")}
     launch(
         forward,
         call.value.shape[0] * call.heads * cdiv(call.n_q, blocks.rows),
-        inputs_of(call),
-        row_matrix(kept.output),
-        row_matrix(kept.rounded_off),
-        norm_of(kept.sums),
-        table_matrix(call.value_table, call),
+        arguments.build_inputs(call),
+        arguments.row_matrix(state.output),
+        arguments.row_matrix(state.rounding_error),
+        arguments.build_norm(state.row_stats),
+        arguments.table_matrix(call.value_table, call),
         sums["value_table"].rows if sums else None,
-        _terms(call, None, sums),
+        _prepare_terms(call, None, sums),
         pairs,
-        **blocks.launch,
+        **blocks.launch_options,
     )
 
 
 _DIAGONAL_PROGRAMS = 1500
-"""About the most programs of the kernel of diagonals: enough for a GPU, and each has sums of its own."""
+"""About the most programs of the kernel of diagonals: enough for a GPU, and each stores its own sums."""
 
-_FEWEST_PAIRS = 2**22
-"""Pairs whose gradients are in memory at once, where a bias has no diagonals: more only beside large inputs."""
+_MIN_PAIRS = 2**22
+"""Pairs whose gradients are in memory at once if a bias has no diagonals. Calls with large inputs take more."""
 
 
-def _diagonals(call: Call, between: bool) -> tuple[int, int]:
+def _find_diagonals(call: Call, only_between: bool) -> tuple[int, int]:
     """Return the first and the last diagonal, key index - query index, whose pairs add to the gradient of a bias.
 
-    If ``between``, only those whose offsets are between the ends of its table.
+    If ``only_between``, only those whose offsets are between the ends of its table.
     """
     assert call.bias is not None
     lows, highs = [call.min_offset], [call.max_offset]
-    if between:
+    if only_between:
         lows.append(call.first[0] + 1)
         highs.append(call.first[0] + call.bias.shape[1] - 2)
     start, stride = call.affine[2] - call.affine[0], call.affine[3]
@@ -246,33 +220,36 @@ def _diagonals(call: Call, between: bool) -> tuple[int, int]:
     return first, last
 
 
-_BY_TABLE = {
+_GRADIENTS_BY_TABLE = {
     "key_table": ("key_table", "key_table_factors", "query"),
     "query_table": ("query_table", "query_table_factors"),
     "value_table": ("value_table",),
 }
-"""The gradients that need the sums by offset of each table."""
+"""For each table of vectors, the gradients that need its sums by offset."""
 
 
 class _Backward:
     """One backward pass, which fills ``gradients``."""
 
     def __init__(
-        self, call: Call, kept: Kept, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None
+        self, call: Call, state: ForwardState, gradients: dict[str, Tensor], d_out: Tensor, d_lse: Tensor | None
     ) -> None:
         self.call, self.gradients, self.programs = call, gradients, call.value.shape[0] * call.heads
         self.d_out = d_out if d_out.stride(3) == 1 else d_out.contiguous()
         self.d_lse = None if d_lse is None else d_lse.float().contiguous()
-        self.kept, pairs = kept, pairs_of(call)
-        delta = _prepare(call, pairs, kept, self.d_out, self.d_lse)
-        has = [name for name in _BY_TABLE if getattr(call, name) is not None and self.needs(*_BY_TABLE[name])]
-        if self.needs("bias") and has_diagonals(call) and not covers(call, call.first[0], gradients["bias"].shape[1]):
-            has.append("bias")
-        self.sums = {name: new_table_sums(call, name) for name in has}
-        self.first = inputs_of(call, self.d_out), norm_of(kept.sums, delta)
-        self.last = _terms(call, self.d_out, self.sums), pairs
-        # Where the kernels put them: rows that all of the batch share have a gradient of each item.
-        self.places = {
+        self.state, (pairs, delta) = state, _launch_prepare(call, state, self.d_out, self.d_lse)
+        tables = {name: names for name, names in _GRADIENTS_BY_TABLE.items() if getattr(call, name) is not None}
+        summed = [name for name, names in tables.items() if self.needs(*names)]
+        bias = gradients.get("bias")
+        reads_beyond = bias is not None and not arguments.covers_all_offsets(call, call.first[0], bias.shape[1])
+        if reads_beyond and arguments.has_diagonals(call):
+            summed.append("bias")
+        self.sums = {name: arguments.allocate_table_sums(call, name) for name in summed}
+        # The first and the last arguments of all gradient kernels.
+        self.first = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
+        self.last = _prepare_terms(call, self.d_out, self.sums), pairs
+        # The kernels write into these: rows that the whole batch shares have a gradient for each item.
+        self.gradient_buffers = {
             name: gradient.new_empty(call.value.shape[0], *gradient.shape[1:], dtype=torch.float32)
             if name.endswith(("factors", "levels"))
             else gradient
@@ -286,98 +263,98 @@ class _Backward:
     def run(self) -> dict[str, Tensor]:
         """Return the gradients by name."""
         if self.needs(*_SUMS_OVER_KEYS) or "bias" in self.sums:
-            self._query_gradients()
+            self._launch_query_gradients()
         if self.needs(*_SUMS_OVER_QUERIES):
-            self._key_gradients()
+            self._launch_key_gradients()
         if self.needs("bias"):
-            self._bias_by_diagonals() if has_diagonals(self.call) else self._bias_by_pairs()
+            self._launch_diagonals() if arguments.has_diagonals(self.call) else self._compute_bias_by_pairs()
         if self.needs("dense"):
-            self._dense_gradients()
-        for name, found in self.places.items():
-            if found is not self.gradients[name]:
-                parts = len(found) // len(self.gradients[name])
-                self.gradients[name].copy_(found.sum(0, keepdim=True) if parts > 1 else found)
+            self._launch_dense_gradients()
+        for name, buffer in self.gradient_buffers.items():
+            gradient = self.gradients[name]
+            if buffer is not gradient:
+                gradient.copy_(buffer.sum(0, keepdim=True) if len(buffer) > len(gradient) else buffer)
         return self.gradients
 
-    def _query_gradients(self) -> None:
-        """Compute all gradients that are sums over keys, and those that follow from them."""
+    def _launch_query_gradients(self) -> None:
+        """Compute all gradients that are sums over keys, and the gradients that follow from these."""
         from .jit.query_gradients import query_gradients
 
-        call, blocks, places, nothing = self.call, blocks_of("query", self.call), self.places, TableSums(None, None)
-        meets_query = call.key_table_factors is None and self.needs("query")
+        call, blocks, buffers = self.call, choose_blocks("query", self.call), self.gradient_buffers
+        no_sums, meets_query = arguments.TableSums(None, None), call.key_table_factors is None and self.needs("query")
         launch(
             query_gradients,
             self.programs * cdiv(call.n_q, blocks.rows),
             *self.first,
-            QueryGradients(
-                row_matrix(places.get("query")),
-                row_matrix(places.get("query_factors")),
-                level_matrix(places.get("query_levels")),
-                self.sums.get("key_table", nothing),
-                self.sums.get("value_table", nothing),
-                self.sums.get("bias", nothing),
+            arguments.QueryGradients(
+                arguments.row_matrix(buffers.get("query")),
+                arguments.row_matrix(buffers.get("query_factors")),
+                arguments.level_matrix(buffers.get("query_levels")),
+                self.sums.get("key_table", no_sums),
+                self.sums.get("value_table", no_sums),
+                self.sums.get("bias", no_sums),
             ),
-            table_matrix(call.key_table if meets_query else None, call),
+            arguments.table_matrix(call.key_table if meets_query else None, call),
             *self.last,
-            **blocks.launch,
+            **blocks.launch_options,
         )
-        self._table_gradients("key_table")
-        self._table_gradients("value_table")
+        self._launch_table_gradients("key_table")
+        self._launch_table_gradients("value_table")
 
-    def _key_gradients(self) -> None:
-        """Compute all gradients that are sums over queries, and those that follow from them."""
+    def _launch_key_gradients(self) -> None:
+        """Compute all gradients that are sums over queries, and the gradients that follow from these."""
         from .jit.key_gradients import key_gradients
 
-        call, blocks, places = self.call, blocks_of("key", self.call), self.places
+        call, blocks, buffers = self.call, choose_blocks("key", self.call), self.gradient_buffers
         launch(
             key_gradients,
-            self.programs // call.shared * cdiv(call.n_k, blocks.keys),
+            self.programs // call.group_size * cdiv(call.n_k, blocks.keys),
             *self.first,
-            KeyGradients(
-                row_matrix(places.get("key"), shared=call.shared),
-                row_matrix(places.get("value"), shared=call.shared),
-                row_matrix(places.get("key_factors")),
-                level_matrix(places.get("key_levels")),
-                self.sums.get("query_table", TableSums(None, None)),
+            arguments.KeyGradients(
+                arguments.row_matrix(buffers.get("key"), call.group_size),
+                arguments.row_matrix(buffers.get("value"), call.group_size),
+                arguments.row_matrix(buffers.get("key_factors")),
+                arguments.level_matrix(buffers.get("key_levels")),
+                self.sums.get("query_table", arguments.TableSums(None, None)),
             ),
             *self.last,
-            **blocks.launch,
+            **blocks.launch_options,
         )
-        self._table_gradients("query_table")
+        self._launch_table_gradients("query_table")
 
-    def _bias_by_pairs(self) -> None:
-        """Compute the gradient of a bias, (heads, T), from that of all scores, of a few queries at a time.
+    def _compute_bias_by_pairs(self) -> None:
+        """Compute the gradient of a bias, (heads, T), from the gradient of all scores, of a few queries at a time.
 
-        Pairs are added up as whole numbers, whose sum is the same in any order.
+        Pairs are added up as integers, whose sum is the same in any order.
         """
         call, gradient = self.call, self.gradients["bias"]
         (batch, heads), n_k, length = self.d_out.shape[:2], call.n_k, gradient.shape[1]
-        size = max(1, max(_FEWEST_PAIRS, self.d_out.numel() // 4) // (batch * heads * n_k))
+        size = max(1, max(_MIN_PAIRS, self.d_out.numel() // 4) // (batch * heads * n_k))
         total = gradient.new_zeros(gradient.shape, dtype=torch.float64)
-        for part, rows in parts_of(call, size):
-            some = slice(rows.start, rows.stop)
+        for part, rows in arguments.split_queries(call, size):
+            index = slice(rows.start, rows.stop)
             dense = gradient.new_empty(batch, heads, len(rows), n_k, dtype=torch.float32)
-            d_lse = None if self.d_lse is None else self.d_lse[:, :, some]
-            _Backward(part, self.kept.part(rows), {"dense": dense}, self.d_out[:, :, some], d_lse).run()
+            d_lse = None if self.d_lse is None else self.d_lse[:, :, index]
+            _Backward(part, self.state.select(rows), {"dense": dense}, self.d_out[:, :, index], d_lse).run()
             columns = (part.offsets() - call.first[0]).clamp(0, length - 1)
-            # The largest power of 2 with which no sum overflows; it is not finite where a gradient is not.
-            most = 2.0 ** (62 - (batch * len(rows) * n_k).bit_length())
-            unit = (most / dense.abs().amax().clamp_min(2.0**-60)).log2().floor().exp2()
-            whole = (dense * unit).long()
-            whole = whole.sum(0, keepdim=True) if len(columns) == 1 else whole
-            sums = whole.new_zeros(length, heads)
-            sums.index_add_(0, columns.flatten(), whole.movedim(1, -1).reshape(-1, heads))
+            # The largest power of 2 that lets no sum overflow; it is not finite if a gradient is not.
+            max_integer = 2.0 ** (62 - (batch * len(rows) * n_k).bit_length())
+            unit = (max_integer / dense.abs().amax().clamp_min(2.0**-60)).log2().floor().exp2()
+            integers = (dense * unit).long()
+            integers = integers.sum(0, keepdim=True) if len(columns) == 1 else integers
+            sums = integers.new_zeros(length, heads)
+            sums.index_add_(0, columns.flatten(), integers.movedim(1, -1).reshape(-1, heads))
             total += sums.mT / unit.double()
         gradient.copy_(total)
 
-    def _bias_by_diagonals(self) -> None:
+    def _launch_diagonals(self) -> None:
         """Compute the gradient of a bias, (heads, T), from sums over all pairs with each offset."""
         from .jit.diagonals import diagonals, finish_bias
 
         call, gradient, sums = self.call, self.gradients["bias"], self.sums.get("bias")
-        batch, blocks = call.value.shape[0], blocks_of("square", call)
-        first, last = _diagonals(call, between=sums is not None)
-        # Those of a diagonal of tiles are on both sides of its own.
+        batch, blocks = call.value.shape[0], choose_blocks("square", call)
+        first, last = _find_diagonals(call, only_between=sums is not None)
+        # The diagonals of a diagonal of tiles are on both sides of its own.
         low, size = first // blocks.rows, blocks.rows
         count = max(0, last // size + 2 - low) if first <= last else 0
         parts = max(1, min(batch, _DIAGONAL_PROGRAMS // max(1, count * call.heads)))
@@ -394,10 +371,10 @@ class _Backward:
                 num_warps=blocks.warps,
                 num_stages=blocks.stages,
             )
-        (query_start, _, key_start, stride), columns = call.affine, 128
+        query_start, _, key_start, stride = call.affine
         launch(
             finish_bias,
-            call.heads * cdiv(gradient.shape[1], columns),
+            call.heads * cdiv(gradient.shape[1], arguments.BIAS_COLUMNS),
             gradient,
             out,
             None if sums is None else sums.ends,
@@ -405,47 +382,47 @@ class _Backward:
             *(gradient.shape[1], count, parts, batch, call.heads, call.n_q),
             STRIDE=stride,
             BLOCK=size,
-            COLUMNS=columns,
             num_warps=1,
         )
 
-    def _table_gradients(self, name: str) -> None:
+    def _launch_table_gradients(self, name: str) -> None:
         """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
         from .jit.offsets import table_gradients
 
-        table, sums, (met, scale) = getattr(self.call, name), self.sums.get(name), _met_by(name, self.call, self.d_out)
+        call = self.call
+        table, sums, (rows, scale) = getattr(call, name), self.sums.get(name), _table_operand(name, call, self.d_out)
         if sums is None:
             return
         if self.needs(f"{name}_factors"):
-            self.places[f"{name}_factors"] = sums.by_column(table.shape[1]) @ table
-        if not self.needs(name) or met is None:
+            self.gradient_buffers[f"{name}_factors"] = sums.by_column(table.shape[1]) @ table
+        if not self.needs(name) or rows is None:
             return
-        (batch, heads), (n, dim), length = sums.ends.shape[:2], met.shape[2:], table.shape[1]
-        shared = heads // len(table)
-        out = table.new_empty(batch * shared, len(table), length, dim, dtype=torch.float32)
+        batch, heads, (n, dim), length = call.value.shape[0], call.heads, rows.shape[2:], table.shape[1]
+        group_size = heads // len(table)  # the number of heads that share a table
+        out = table.new_empty(batch * group_size, len(table), length, dim, dtype=torch.float32)
         launch(
             table_gradients,
-            self.programs * (cdiv(max(length - 2, 0), SUMS_WIDTH) + 1),
-            row_matrix(met),
+            self.programs * (cdiv(max(length - 2, 0), arguments.SUMS_WIDTH) + 1),
+            arguments.row_matrix(rows),
             *sums,
             out,
             *(scale, n, heads, length),
-            PRECISION=precision_of(self.call),
-            **_rows_of(table),
+            PRECISION=choose_precision(call),
+            **_table_options(table),
         )
-        self.places[name] = self.gradients[name] = out.sum(0)
+        self.gradient_buffers[name] = self.gradients[name] = out.sum(0)
 
-    def _dense_gradients(self) -> None:
+    def _launch_dense_gradients(self) -> None:
         """Compute the gradient of dense scores."""
         from .jit.gradients import dense_gradients
 
-        call, blocks, gradient = self.call, blocks_of("square", self.call), self.gradients["dense"]
+        call, blocks, gradient = self.call, choose_blocks("square", self.call), self.gradients["dense"]
         items, size = len(gradient), blocks.rows
         launch(
             dense_gradients,
             items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
             *self.first,
-            pair_matrix(gradient),
+            arguments.pair_matrix(gradient),
             *self.last,
             call.value.shape[0] // items,
             BLOCK=size,

@@ -1,37 +1,44 @@
-"""Plans: what a kind of call does on the device, written down as a Python function that is run for calls like it.
+"""Plans: a call's work on the device, recorded once as a Python function that computes later calls like it.
 
 To describe a call to the kernels takes many times as long as to start them. All of it follows from the dtypes, sizes
 and strides of tensors, and from numbers. So the first call of a kind runs under a :class:`_Recorder`, which sees every
-torch operation and every launch and writes them as lines of Python: allocations, operations, and launches whose
-parameters are numbers but for the addresses.
+torch operation and every launch and notes them as lines of a Python function. In its launches, all parameters are
+numbers, except for the addresses. ``docs/architecture/debugging.md`` shows a plan and how to print others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import lru_cache
-from itertools import accumulate, chain
+from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..precision import without_autocast
-from ..torch_private import DispatchMode, leaves
-from .available import interpreted
+from ..torch_private import DispatchMode, flatten_tree
+from .available import is_interpreted
+
+if TYPE_CHECKING:
+    from triton.compiler import CompiledKernel
+    from triton.runtime.jit import JITFunction
+
+_logger = logging.getLogger(__name__)
 
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
-_SMALL, _MOST_SMALL = 2**20, 2**23
-"""Bytes that may be free a little later: of one allocation, and of all together."""
+_SMALL, _MAX_SMALL = 2**20, 2**23
+"""Bytes that may be freed a little later than possible: of one allocation, and of all together."""
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
 
-def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
+def launch(kernel: JITFunction[Any], programs: int, *arguments: object, **options: int | str) -> None:
     """Launch a kernel, compiled with sums of products fused, whatever a version of Triton does by default."""
     compiled = kernel[(programs,)](*arguments, enable_fp_fusion=True, **options)
     if (recorder := _recorder.get()) is not None:
@@ -41,19 +48,19 @@ def launch(kernel: Any, programs: int, *arguments: Any, **options: Any) -> None:
 def record(
     compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]
 ) -> tuple[Any, Callable[..., Any] | None]:
-    """Return what ``compute`` returns, and a function of the inputs that does the same; None if there is no such.
+    """Run ``compute``; return its result and a function that replays it on other inputs, or None if it cannot be
+    replayed, because the work depends on numbers in tensors.
 
-    There is none if what is computed depends on numbers in tensors. The function returns None where it must not be
-    used: where a profiler has hooks in Triton's launches.
+    The function itself returns None while a profiler has hooks in Triton's launches: then it must not be used.
 
     Args:
-        inputs: an object for each, also where two are one tensor, so that others may be two.
+        inputs: a separate object for each, even if two are the same tensor, because in later calls they may be two.
     """
     device = inputs[0].device
     # Triton launches on the current device.
     on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), without_autocast(device), on_device:
-        if interpreted():
+        if is_interpreted():
             return compute(), None
         recorder = _Recorder(inputs)
         token = _recorder.set(recorder)
@@ -62,205 +69,253 @@ def record(
                 outputs = compute()
         finally:
             _recorder.reset(token)
-        return outputs, recorder.function(outputs)
+        return outputs, recorder.build_function(outputs)
+
+
+class _Address(NamedTuple):
+    """The address of some bytes in a tensor: ``t4_ptr + 2048``."""
+
+    tensor: str
+    start: int = 0
+
+    def render(self, blocks: Mapping[str, _Address]) -> str:
+        """Return the address in Python; each tensor begins at an address in one of the ``blocks``."""
+        block, start = blocks[self.tensor]
+        start += self.start
+        return f"{block}_ptr + {start}" if start else f"{block}_ptr"
+
+
+class _Line(NamedTuple):
+    """A line of a plan: an operation, a launch or ``return``.
+
+    Args:
+        parts: the line in Python; addresses are written when the memory is divided.
+        tensors: the names of the tensors that it uses, except for addresses.
+    """
+
+    parts: Sequence[str | _Address]
+    tensors: Sequence[str]
+
+    def addresses(self) -> list[_Address]:
+        return [part for part in self.parts if isinstance(part, _Address)]
+
+    def render(self, blocks: Mapping[str, _Address]) -> str:
+        """Return the line in Python; see :class:`_Address`."""
+        return "".join([part if isinstance(part, str) else part.render(blocks) for part in self.parts])
+
+
+class _Allocation(NamedTuple):
+    """An allocation, such as ``empty((2, 8), (8, 1), dtype=float32, device=device)``."""
+
+    code: str
+    num_bytes: int
 
 
 class _Recorder(DispatchMode):
-    """Writes torch operations and launches down as lines, each with the names of the tensors that it uses, and of those
-    of which it uses only where they begin.
+    """Notes torch operations and launches as lines.
 
-    An allocation or a view is written where it is first used. Where only launches use allocations, those that are freed
-    at the same line are one, and so are all small ones.
+    The line of an allocation or a view is written where the tensor is first used. If only launches use allocations,
+    those freed at the same line share one allocation, and so do all small ones.
 
     Args:
-        inputs: the tensors that are given; all others have to be made while it records.
+        inputs: the call's tensors; all others have to be made while it records.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.names: dict[int, str] = {}
-        self.kept: list[Tensor] = []  # an id is unique while its object lives
-        self.bases: dict[str, tuple[str, int]] = {}  # of views: what they are a view of, and how far from its beginning
-        self.views: dict[str, tuple[str, list[Tensor]]] = {}  # that are not written yet
-        self.allocations: dict[str, tuple[str, int]] = {}  # how each is written, and its bytes
-        self.used: set[str] = set()  # by more than a launch
-        self.lines: list[tuple[str, list[str], list[str]]] = []
-        self.values: dict[str, Any] = {"empty": torch.empty_strided, "uint8": torch.uint8, "device": inputs[0].device}
-        self.works, self.computes = True, False
-        self.inputs = [self._new(tensor) for tensor in inputs]
+        self.live_tensors: list[Tensor] = []  # an id is unique while its object lives
+        self.addresses: dict[str, _Address] = {}  # of views, in the tensors that they are views of
+        self.views: dict[str, _Line] = {}  # without a line yet
+        self.allocations: dict[str, _Allocation] = {}  # likewise
+        self.used_tensors: set[str] = set()  # by more than a launch
+        self.lines: list[_Line] = []
+        self.constants: dict[str, Any] = {
+            "empty": torch.empty_strided,
+            "uint8": torch.uint8,
+            "device": inputs[0].device,
+        }
+        self.can_replay, self.has_operations = True, False
+        self.inputs = [self._add_tensor(tensor) for tensor in inputs]
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        results = operation(*args, **kwargs)
-        found = [each for each in leaves(results) if isinstance(each, Tensor)]
-        given = [each for each in leaves((args, kwargs)) if isinstance(each, Tensor)]
-        new = [each for each in found if id(each) not in self.names]
-        if operation.overloadpacket.__name__ in ("detach", "alias"):
-            self.kept.append(found[0])
-            self.names[id(found[0])] = self.names.get(id(given[0]), "")
-        elif operation.overloadpacket.__name__ in _ALLOCATIONS:
-            (made,) = found
-            text = f"empty({tuple(made.shape)}, {made.stride()}, dtype={self._value(made.dtype)}, device=device)"
-            self.allocations[self._new(made)] = text, made.untyped_storage().nbytes()
+        results, name = operation(*args, **kwargs), operation.overloadpacket.__name__
+        outputs = [leaf for leaf in flatten_tree(results) if isinstance(leaf, Tensor)]
+        inputs = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_sequence, new = isinstance(results, tuple | list), [id(tensor) not in self.names for tensor in outputs]
+        if name in ("detach", "alias"):
+            self.live_tensors.append(outputs[0])
+            self.names[id(outputs[0])] = self._name(inputs[0])
+        elif name in _ALLOCATIONS:
+            (tensor,) = outputs
+            dtype = self._add_constant(str(tensor.dtype).removeprefix("torch."), tensor.dtype)
+            code = f"empty({tuple(tensor.shape)}, {tensor.stride()}, dtype={dtype}, device=device)"
+            self.allocations[self._add_tensor(tensor)] = _Allocation(code, tensor.untyped_storage().nbytes())
         elif operation.is_view:
-            base = self.names.get(id(given[0]), "")
-            root, start = self.bases.get(base, (base, 0))
-            call = self._call(operation, args, kwargs)
-            for index, view in enumerate(found):
-                name = self._new(view)
-                self.bases[name] = root, start + view.data_ptr() - given[0].data_ptr()
-                self.views[name] = f"{call}[{index}]" if isinstance(results, tuple | list) else call, given
-        elif not found and not given:
+            base = self._address(inputs[0])
+            call, names = self._render_call(operation, args, kwargs), list(map(self._name, inputs))
+            for index, view in enumerate(outputs):
+                name, distance = self._add_tensor(view), view.data_ptr() - inputs[0].data_ptr()
+                self.addresses[name] = base._replace(start=base.start + distance)
+                self.views[name] = _Line([f"{name} = {call}[{index}]" if is_sequence else f"{name} = {call}"], names)
+        elif not outputs and not inputs:
             pass  # such as the common type of two dtypes
-        elif not found or len(new) not in (0, len(found)):
-            # It read a number, on which what follows may depend, or is of an unknown kind.
-            self.works = False
+        elif not outputs or any(new) != all(new):
+            # It read a number, on which later work may depend, or is of an unknown kind.
+            self.can_replay = False
         else:
-            self.computes = True
-            uses, call = [self._use(each) for each in given], self._call(operation, args, kwargs)
-            names = [self._new(each) for each in new]
-            comma = "," * isinstance(results, tuple | list)
-            self.lines.append((f"{', '.join(names)}{comma} = {call}" if names else call, uses, []))
+            self.has_operations = True
+            names = [self._use(self._name(tensor)) for tensor in inputs]
+            call, new_names = self._render_call(operation, args, kwargs), ", ".join(map(self._add_tensor, outputs))
+            code = f"{new_names}{',' * is_sequence} = {call}" if all(new) else call
+            self.lines.append(_Line([code], names))
         return results
 
-    def add_launch(self, compiled: Any, programs: int, arguments: dict[str, Any]) -> None:
-        """Write down a launch of a compiled kernel."""
-        values: list[str] = []
-        kinds: list[str] = []
-        addresses: list[str] = []
+    def add_launch(self, compiled: CompiledKernel, programs: int, arguments: dict[str, object]) -> None:
+        """Note a launch of a compiled kernel."""
+        types: list[str] = []
+        parts: list[str | _Address] = []
+        for argument, signature in compiled.src.signature.items():
+            for value, type_name in zip(flatten_tree(arguments.get(argument)), flatten_tree(signature), strict=True):
+                if type_name != "constexpr":
+                    types.append(type_name)
+                    parts += [", ", self._address(value) if isinstance(value, Tensor) else repr(value)]
+        self.can_replay &= all(part.tensor != "" for part in parts if isinstance(part, _Address))
+        name = compiled.src.fn.__name__
+        function = self._add_constant(name, compiled.function)
+        metadata = self._add_constant(f"{name}_metadata", compiled.packed_metadata)
+        run = self._add_constant(f"run_{name}", _find_launcher(tuple(types), compiled))
+        code = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None"
+        self.lines.append(_Line([code, *parts, ")"], []))
 
-        def flatten(value: Any, kind: Any) -> None:
-            if isinstance(kind, tuple):
-                for each, of_each in zip(value, kind, strict=True):
-                    flatten(each, of_each)
-            elif kind != "constexpr":
-                kinds.append(kind)
-                text = repr(value)
-                if isinstance(value, Tensor):
-                    name = self.names.get(id(value), "")
-                    root, start = self.bases.get(name, (name, 0))
-                    addresses.append(self._known(root))
-                    text = f"{{{root}}} + {start}" if start else f"{{{root}}}"
-                values.append(text)
-
-        for name, kind in compiled.src.signature.items():
-            flatten(arguments.get(name), kind)
-        function, metadata = self._value(compiled.function), self._value(compiled.packed_metadata)
-        run = self._value(_launcher(tuple(kinds), compiled))
-        text = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None, {', '.join(values)})"
-        self.lines.append((text, [], addresses))
-
-    def function(self, outputs: Sequence[Tensor | None]) -> Callable[..., Any] | None:
-        """Return what was recorded as a function of the inputs that returns the outputs."""
-        results = ["None" if each is None else self._use(each) for each in outputs]
-        if not self.works:
+    def build_function(self, outputs: Sequence[Tensor | None]) -> Callable[..., Any] | None:
+        """Return a function that runs the lines and returns the outputs; None if it cannot be replayed."""
+        names = ["None" if tensor is None else self._use(self._name(tensor)) for tensor in outputs]
+        if not self.can_replay:
             return None
-        lines = [*self.lines, (f"return [{', '.join(results)}]", results, [])]
-        last = {name: index for index, (_, *names) in enumerate(lines) for name in chain(*names)}
-        places = {name: (name, 0) for name in last}  # of whose memory a tensor is a part, and where it begins there
-        scratch = [name for name in self.allocations if name in last and name not in self.used]
+        lines = [*self.lines, _Line([f"return [{', '.join(names)}]"], [name for name in names if name != "None"])]
+        uses = [[*line.tensors, *(address.tensor for address in line.addresses())] for line in lines]
+        last = {name: index for index, names in enumerate(uses) for name in names}
+        blocks = {name: _Address(name) for name in last} | self._share_memory(last)
+        body: list[str] = []
+        with_pointers: set[str] = set()
+        for index, line in enumerate(lines):
+            pointers = dict.fromkeys(blocks[address.tensor].tensor for address in line.addresses())
+            used = dict.fromkeys((*line.tensors, *pointers))
+            body += [f"{name} = {self.allocations.pop(name).code}" for name in used if name in self.allocations]
+            body += [f"{name}_ptr = {name}.data_ptr()" for name in pointers if name not in with_pointers]
+            with_pointers.update(pointers)
+            body.append(line.render(blocks))
+            # Later allocations may use the memory.
+            dead = [name for name in used if last[name] == index < len(lines) - 1]
+            body += [f"del {', '.join(dead)}"] if dead else []
+        return self._compile(body)
+
+    def _share_memory(self, last: dict[str, int]) -> dict[str, _Address]:
+        """Replace allocations that only launches use by shared ones; return where each begins in these.
+
+        Args:
+            last: the last line that uses each tensor; it gets the last lines of shared allocations.
+        """
+        blocks: dict[str, _Address] = {}
+        scratch = [name for name in self.allocations if name in last and name not in self.used_tensors]
         freed = {name: last[name] for name in scratch}
-        small = [name for name in scratch if self.allocations[name][1] <= _SMALL]
-        if sum(self.allocations[name][1] for name in small) <= _MOST_SMALL:
+        small = [name for name in scratch if self.allocations[name].num_bytes <= _SMALL]
+        if sum(self.allocations[name].num_bytes for name in small) <= _MAX_SMALL:
             freed |= dict.fromkeys(small, max([last[name] for name in small], default=0))
         for index in sorted(set(freed.values())):
-            parts = [name for name in scratch if freed[name] == index]
+            parts, block = [name for name in scratch if freed[name] == index], f"scratch{index}"
             # As torch does, begin at multiples of 512 bytes.
-            *starts, size = accumulate((-(-self.allocations[name][1] // 512) * 512 for name in parts), initial=0)
-            places |= {name: (f"m{index}", start) for name, start in zip(parts, starts, strict=True)}
-            self.allocations[f"m{index}"] = f"empty(({size},), (1,), dtype=uint8, device=device)", size
-            last[f"m{index}"] = index
-        texts = {name: f"{whole}_ + {start}" if start else f"{whole}_" for name, (whole, start) in places.items()}
-        body: list[str] = []
-        addressed: set[str] = set()
-        for index, (text, uses, addresses) in enumerate(lines):
-            wholes = [places[name][0] for name in addresses]
-            names = dict.fromkeys((*uses, *wholes))
-            body += [f"{name} = {self.allocations.pop(name)[0]}" for name in names if name in self.allocations]
-            body += [f"{name}_ = {name}.data_ptr()" for name in dict.fromkeys(wholes) if name not in addressed]
-            addressed.update(wholes)
-            body.append(text.format_map(texts))
-            # The memory is free for what comes after.
-            body += [f"del {name}" for name in names if last[name] == index < len(lines) - 1]
-        return self._compiled(body)
+            *starts, size = accumulate((-(-self.allocations[name].num_bytes // 512) * 512 for name in parts), initial=0)
+            blocks |= {name: _Address(block, start) for name, start in zip(parts, starts, strict=True)}
+            self.allocations[block] = _Allocation(f"empty(({size},), (1,), dtype=uint8, device=device)", size)
+            last[block] = index
+        return blocks
 
-    def _compiled(self, body: list[str]) -> Callable[..., Any]:
+    def _compile(self, body: Sequence[str]) -> Callable[..., Any]:
+        """Return a plan with these lines."""
         from triton import knobs
         from triton.runtime import driver
 
-        inputs, device = ", ".join(self.inputs), self.values["device"]
-        index = device.index or 0
-        self.values |= {
-            "watched": lambda: _watches(knobs.runtime.launch_enter_hook) or _watches(knobs.runtime.launch_exit_hook),
-            "current_device": driver.active.get_current_device,
-            "current_stream": driver.active.get_current_stream,
-            "on": torch.cuda.device,
+        inputs, index = ", ".join(self.inputs), self.constants["device"].index or 0
+        hooks = "launch_enter_hook", "launch_exit_hook"
+        self.constants |= {
+            "is_profiled": lambda: any(_is_active(getattr(knobs.runtime, hook)) for hook in hooks),
+            "get_device": driver.active.get_current_device,
+            "get_stream": driver.active.get_current_stream,
+            "on_device": torch.cuda.device,
+            "without_autocast": without_autocast,
         }
         head = [
             f"def plan({inputs}):",
-            "if watched(): return None",
+            "if is_profiled(): return None",
             # Launches go to the current device.
-            f"if current_device() != {index}:",
-            f"    with on({index}): return plan({inputs})",
-            f"stream = current_stream({index})",
+            f"if get_device() != {index}:",
+            f"    with on_device({index}): return plan({inputs})",
+            f"stream = get_stream({index})",
         ]
-        exec("\n    ".join([*head, *body]), self.values)
-        plan: Callable[..., Any] = self.values["plan"]
-        if not self.computes:
-            return plan
+        if self.has_operations:
+            body = ["with without_autocast(device):", *[f"    {line}" for line in body]]
+        source = "\n    ".join([*head, *body])
+        _logger.debug("%s", source)
+        exec(source, self.constants)
+        plan: Callable[..., Any] = self.constants["plan"]
+        return plan
 
-        def plan_without_autocast(*tensors: Tensor) -> Any:
-            with without_autocast(device):
-                return plan(*tensors)
-
-        return plan_without_autocast
-
-    def _new(self, tensor: Tensor) -> str:
-        self.kept.append(tensor)
+    def _add_tensor(self, tensor: Tensor) -> str:
+        self.live_tensors.append(tensor)
         return self.names.setdefault(id(tensor), f"t{len(self.names)}")
 
-    def _use(self, tensor: Tensor) -> str:
-        """Return the name of a tensor after writing the line that makes it, if it is a view that is not written yet."""
-        name = self._known(self.names.get(id(tensor), ""))
-        self.used.add(name)
-        if name in self.views:
-            text, given = self.views.pop(name)
-            self.lines.append((f"{name} = {text}", [self._use(each) for each in given], []))
+    def _name(self, tensor: Tensor) -> str:
+        """Return the name of a tensor; "" if it is neither an input nor was made here."""
+        return self.names.get(id(tensor), "")
+
+    def _address(self, tensor: Tensor) -> _Address:
+        name = self._name(tensor)
+        return self.addresses.get(name, _Address(name))
+
+    def _use(self, name: str) -> str:
+        """Return the name of a tensor, after adding the line of its view if there is none yet."""
+        self.can_replay &= name != ""
+        self.used_tensors.add(name)
+        if (view := self.views.pop(name, None)) is not None:
+            for base in view.tensors:
+                self._use(base)
+            self.lines.append(view)
         return name
 
-    def _known(self, name: str) -> str:
-        if not name:
-            # It is no input, and was not made here.
-            self.works = False
-        return name
+    def _add_constant(self, name: str, value: Any) -> str:
+        """Return the name of an object in the plan's globals: this, with a number if another object has it."""
+        unique = name
+        while self.constants.setdefault(unique, value) is not value:
+            unique = f"{name}_{len(self.constants)}"
+        return unique
 
-    def _value(self, value: Any) -> str:
-        """Return the name of an object of the function's globals."""
-        name = f"c{len(self.values)}"
-        self.values[name] = value
-        return name
+    def _render_call(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> str:
+        arguments = [*map(self._render, args), *(f"{name}={self._render(value)}" for name, value in kwargs.items())]
+        return f"{self._add_constant(str(operation).replace('.', '_'), operation)}({', '.join(arguments)})"
 
-    def _call(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> str:
-        named = [f"{name}={self._text(each)}" for name, each in kwargs.items()]
-        return f"{self._value(operation)}({', '.join([*map(self._text, args), *named])})"
-
-    def _text(self, value: Any) -> str:
+    def _render(self, value: Any) -> str:
+        """Return an argument of an operation in Python."""
         if isinstance(value, Tensor):
-            return self.names.get(id(value), "")
+            return self._name(value)
         if isinstance(value, list | tuple):
-            return f"[{', '.join(map(self._text, value))}]"
-        return repr(value) if value is None or type(value) in (bool, int) else self._value(value)
+            return f"[{', '.join(map(self._render, value))}]"
+        is_literal = value is None or type(value) in (bool, int)
+        return repr(value) if is_literal else self._add_constant(type(value).__name__, value)
 
 
-def _watches(hook: Any) -> bool:
+def _is_active(hook: Any) -> bool:
     """Whether a launch hook of Triton does anything: it is None, a function, or a chain of functions."""
     return hook is not None and bool(getattr(hook, "calls", True))
 
 
 @lru_cache(1024)
-def _launcher(kinds: tuple[str, ...], compiled: Any) -> Any:
+def _find_launcher(types: tuple[str, ...], compiled: CompiledKernel) -> Callable[..., None]:
     """Return Triton's launcher of a compiled kernel for a flat list of parameters, without constants."""
     from triton.runtime import driver
 
-    source = SimpleNamespace(constants={}, signature=dict(enumerate(kinds)), fn=compiled.src.fn)
-    return driver.active.launcher_cls(source, compiled.metadata)
+    source = SimpleNamespace(constants={}, signature=dict(enumerate(types)), fn=compiled.src.fn)
+    launcher: Callable[..., None] = driver.active.launcher_cls(source, compiled.metadata)
+    return launcher

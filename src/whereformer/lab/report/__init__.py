@@ -1,4 +1,4 @@
-"""Reports of all studies: what they are made of, and how it is drawn."""
+"""Reports of all studies: their sections, and how they are drawn."""
 
 from __future__ import annotations
 

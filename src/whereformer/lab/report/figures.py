@@ -54,7 +54,7 @@ def draw(width: int, height: int, paint: Callable[[Figure], None]) -> str:
 
 
 def printed(svg: str) -> str:
-    """Return a drawing as a file of its own, in the page's light colors, on nothing."""
+    """Return a drawing as a separate file, in the page's light colors, on a transparent background."""
     return re.sub(r"#0000\w\w", lambda color: PRINTED.get(color[0], color[0]), svg)
 
 
@@ -64,7 +64,7 @@ def inline(svg: str, name: str, label: str) -> Markup:
     Args:
         svg: the drawing.
         name: a name that is unique on the page; ids begin with it.
-        label: what the figure shows, for readers who can't see it.
+        label: a description of the figure, for readers who can't see it.
     """
     _, _, width, height = re.findall(r'viewBox="(.*?)"', svg)[0].split()
     inside = svg[svg.index(">", svg.index("<svg")) + 1 :]

@@ -26,7 +26,7 @@ class Figure:
     """A drawing.
 
     Args:
-        title: what it shows.
+        title: its title.
         paint: fills an empty figure of matplotlib, with the colors of :mod:`.figures`.
         caption: how to read it.
         size: width and height in CSS pixels. Three quarters of the usual width fit a phone.
@@ -48,48 +48,52 @@ class Figure:
 
     @property
     def file(self) -> str:
-        """The name of its file, unless it is that of another figure."""
+        """The name of its file, unless another figure has the same name."""
         return f"{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-') or 'figure'}.svg"
 
 
 @dataclass(frozen=True)
 class Report:
-    """What came out of a recipe.
+    """The results of a recipe.
 
     Args:
-        title: what was asked.
-        sentences: what the numbers say. The first is the answer.
-        parts: sheets and figures.
-        values: the numbers: what the recipe computed, by key.
+        title: the question.
+        sentences: the conclusions. The first is the answer.
+        sections: sheets and figures.
+        values: the recipe's results, by key.
         command: the command line that repeats it.
         facts: options and machine, by the names of these groups.
-        problem: what a command has to end with although there is a report; empty if there is nothing.
-        numbers: the file beside the page that has all its numbers.
+        advice: the reason to run another command; empty if no command is advised.
+        next_command: that command.
+        problem: the error that a command ends with although there is a report; empty if there is none.
+        numbers: the file with all numbers, in the folder of the page.
     """
 
     title: str
     sentences: Sequence[str]
-    parts: Sequence[Sheet | Figure] = ()
+    sections: Sequence[Sheet | Figure] = ()
     values: Mapping[Any, Any] = field(default_factory=dict)
     command: str = ""
     facts: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    advice: str = ""
+    next_command: str = ""
     problem: str = ""
     numbers: str = "records.jsonl"
 
     @property
     def files(self) -> dict[str, Figure]:
         """The figures by the names of their files."""
-        found: dict[str, Figure] = {}
-        for part in self.parts:
-            if isinstance(part, Figure):
-                # Titles may differ in marks alone.
-                found[part.file if part.file not in found else f"{len(found)}-{part.file}"] = part
-        return found
+        files: dict[str, Figure] = {}
+        for section in self.sections:
+            if isinstance(section, Figure):
+                # Titles may differ only in characters that a file's name does not have.
+                files[section.file if section.file not in files else f"{len(files)}-{section.file}"] = section
+        return files
 
     @property
     def sheets(self) -> list[Sheet]:
         """The sheets that a terminal and a notebook show."""
-        return [part for part in self.parts if isinstance(part, Sheet) and not part.folded]
+        return [section for section in self.sections if isinstance(section, Sheet) and not section.folded]
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -103,31 +107,38 @@ class Report:
 
         file = io.StringIO()
         Console(file=file, width=100, markup=False, emoji=False, highlight=False).print(self)
-        return file.getvalue()
+        return file.getvalue() + (f"{self.format_next()}\n" if self.next_command else "")
+
+    def format_next(self) -> str:
+        """Return the advice and the next command in two lines, which must not be wrapped: the command can be copied."""
+        return f"{self.advice}:\n{self.next_command}"
 
     def _repr_html_(self) -> str:
         return _render("fragment.html.j2", report=self)
 
     def page(self) -> str:
-        """Return the report as a page, which loads nothing from elsewhere. Equal reports give identical pages."""
+        """Return the report as a page that loads no other file. Equal reports give identical pages."""
         from .figures import inline
 
-        parts = []
-        for number, part in enumerate(self.parts, 1):
+        sections = []
+        for number, section in enumerate(self.sections, 1):
             name = f"part-{number}"
-            parts.append((name, part, inline(part.svg, name, part.title) if isinstance(part, Figure) else None))
-        return _render("report.html.j2", report=self, parts=parts)
+            drawing = inline(section.svg, name, section.title) if isinstance(section, Figure) else None
+            sections.append((name, section, drawing))
+        return _render("report.html.j2", report=self, sections=sections)
 
     def markdown(self) -> str:
-        """Return the report in Markdown. Its figures are files beside it."""
-        first, *others = self.sentences
-        lines, drawn = [f"# {self.title}", f"**{first}**", *others], iter(self.files)
-        for part in self.parts:
-            if isinstance(part, Sheet):
-                lines += [f"## {part.title}", "\n".join(part.markdown()), *part.notes]
+        """Return the report in Markdown. Its figures are files in the same folder."""
+        answer, *details = self.sentences
+        lines, files = [f"# {self.title}", f"**{answer}**", *details], iter(self.files)
+        if self.next_command:
+            lines.append(f"{self.advice}: `{self.next_command}`")
+        for section in self.sections:
+            if isinstance(section, Sheet):
+                lines += [f"## {section.title}", "\n".join(section.markdown()), *section.notes]
             else:
-                caption = [part.caption] if part.caption else []
-                lines += [f"## {part.title}", f"![{part.title}]({next(drawn)})", *caption]
+                caption = [section.caption] if section.caption else []
+                lines += [f"## {section.title}", f"![{section.title}]({next(files)})", *caption]
         command = [f"`{self.command}`"] if self.command else []
         return "\n\n".join([*lines, *command]) + "\n"
 
@@ -146,7 +157,7 @@ class Report:
 
 
 def _render(template: str, **content: Any) -> str:
-    """Render a template. All text but Markup is escaped."""
+    """Render a template. All text except Markup is escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(

@@ -12,7 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
@@ -106,10 +106,10 @@ def attach_with_settings(
     if not isinstance(model, PreTrainedModel):
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
     if not isinstance(settings.position, str):
-        raise TypeError(f"position: expected the name of a method, got {shown(settings.position)}")
+        raise TypeError(f"position: expected the name of a method, got {short_repr(settings.position)}")
     for name, choice in (("keep_absolute", settings.keep_absolute), ("verify", verify)):
         if not isinstance(choice, bool):
-            raise InputError(name, f"expected True or False, got {shown(choice)}")
+            raise InputError(name, f"expected True or False, got {short_repr(choice)}")
     if any(hasattr(part, NAME) for part in submodels(model)):
         raise InputError("model", "a position method is attached already; call whereformer.detach(model) first")
     check_devices(model)

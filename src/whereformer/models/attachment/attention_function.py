@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
 from .hooks import NAME, LayerInput
 from .masks import Mask, MaskSpec, make_mask_spec
@@ -33,7 +33,7 @@ def check_options(module: nn.Module, options: Mapping[str, object]) -> None:
     """Raise an InputError for an option of a layer's attention that we do not know, since it might change scores."""
     for name, value in options.items():
         if value is not None and name not in HANDLED_OPTIONS and name not in IGNORED_OPTIONS:
-            text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else shown(value)
+            text = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else short_repr(value)
             kind = type(module).__name__
             reason = f"not supported by whereformer's attention, and may change scores; {kind} passed {text}"
             raise InputError(name, reason)
@@ -127,7 +127,7 @@ def mask_spec_for(
     else:
         mask_spec = MaskSpec(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    documents = (layer.forward if layer else varlen).packed_texts(options, query, query.shape[2], n_k)
+    documents = (layer.forward if layer else varlen).packed_document_ids(options, query, query.shape[2], n_k)
     return mask_spec if documents is None else replace(mask_spec, documents=documents)
 
 

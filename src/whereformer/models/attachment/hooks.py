@@ -17,8 +17,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from ...errors import InputError
 from ...kernels import Positions
-from ...kernels.tracing import can_look
-from ...kernels.varlen import PACKED, packed_texts
+from ...kernels.tracing import can_read
+from ...kernels.varlen import PACKED, packed_document_ids
 from ...positions import PositionMethod, Site
 from ...positions.none import NoPosition
 from ..inputs import CACHE
@@ -65,14 +65,14 @@ class StackForward:
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
 
-    def packed_texts(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
-        """Return the result of :func:`.packed_texts`, or if it is None, the texts by positions.
+    def packed_document_ids(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
+        """Return the result of :func:`.packed_document_ids`, or if it is None, the texts by positions.
 
         Layers that get the same ``cu_seq_lens_q`` get the same tensor.
         """
         boundaries = options.get("cu_seq_lens_q")
         if boundaries is None or self.texts[0] is not boundaries or n_q != n_k:
-            self.texts = boundaries, packed_texts(options, query, n_q, n_k)
+            self.texts = boundaries, packed_document_ids(options, query, n_q, n_k)
         documents = self.documents
         if self.texts[1] is None and documents is not None and n_q == n_k == documents.shape[1]:
             return documents
@@ -207,7 +207,7 @@ class BeginForwardHook:
         documents = texts_by_positions(torch.atleast_2d(positions), token_mask)
         if documents is None:
             return None
-        if can_look(documents):
+        if can_read(documents):
             if not self.separates_texts:
                 reason = (
                     f"they start again within a row, but {type(self.stack).__name__} does not separate texts by them"

@@ -13,7 +13,7 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..blocks import MAX_LAYERS
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
@@ -93,7 +93,7 @@ def _read_settings(path_or_id: str | Path, config: Mapping[str, Any]) -> AttachS
         raise InputError("path_or_id", f"nothing was attached to the model in {path_or_id}; use from_pretrained")
     is_complete = isinstance(settings, dict) and settings.keys() == {*AttachSettings._fields}
     if not is_complete or not isinstance(settings["options"], dict):
-        reason = f"expected the arguments of attach in its config.json, as {NAME!r}, got {shown(settings)}"
+        reason = f"expected the arguments of attach in its config.json, as {NAME!r}, got {short_repr(settings)}"
         raise InputError("path_or_id", reason)
     return AttachSettings(**settings)
 
@@ -123,7 +123,7 @@ def _check_sizes(
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub_options)
     config_class = getattr(model_class, "config_class", config)  # an auto class has none
     if not hasattr(model_class, "from_pretrained") or config_class.model_type != config.model_type:
-        name = getattr(model_class, "__name__", shown(model_class))
+        name = getattr(model_class, "__name__", short_repr(model_class))
         raise InputError("model_class", f"expected a class of transformers for {config.model_type!r}, got {name}")
     build = getattr(model_class, "from_config", None) or model_class._from_config
     check_header(lambda: build(config), header)

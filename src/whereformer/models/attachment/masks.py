@@ -24,7 +24,7 @@ from transformers.masking_utils import (
 
 from ...errors import InputError
 from ...kernels import Positions
-from ...kernels.tracing import can_look
+from ...kernels.tracing import can_read
 from ...positions import Site
 from ...positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from ..checks import to_token_mask
@@ -222,7 +222,7 @@ def texts_by_positions(positions: Tensor, token_mask: Tensor | None) -> Tensor |
     """
     steps, distances = steps_between_tokens(positions, token_mask)
     begins = (steps != 1) & (steps != distances)
-    return None if can_look(begins) and not begins.any() else begins.cumsum(1)
+    return None if can_read(begins) and not begins.any() else begins.cumsum(1)
 
 
 def _parse_mask_function(mask_function: Callable[..., Tensor], n_k: int) -> MaskSpec | None:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import ModelOutput
 
-from ...errors import InputError, one_line, some_of
+from ...errors import InputError, list_some, one_line
 from .configs import all_configs
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -186,7 +186,7 @@ def run_first_example(
         and child is not model.base_model
         and child.main_input_name != "pixel_values"
     ]
-    advice = f"; attach to a part of it: {some_of(inner)}" if inner else ""
+    advice = f"; attach to a part of it: {list_some(inner)}" if inner else ""
     if problem is None:
         expected = "expected a text model, or an audio model with a known input format"
         raise InputError("model", f"{expected}; {kind} reads {model.main_input_name!r}{advice}")

@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 from transformers.utils import cached_file
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ...files import check_regular_in, read_json
 from ..checks import check_entries
 
@@ -30,7 +30,7 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
             dictionary.
     """
     if not isinstance(path_or_id, str | Path):
-        reason = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {shown(path_or_id)}"
+        reason = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {short_repr(path_or_id)}"
         raise InputError("path_or_id", reason)
     check_regular_in("path_or_id", path_or_id)
     folder = Path(path_or_id, hub.get("subfolder") or "")
@@ -91,7 +91,7 @@ def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     files = []
     for name in _names(Path(index)):
         if (file := find(name)) is None:
-            raise InputError("path_or_id", f"{index} names {shown(name)}, which is missing")
+            raise InputError("path_or_id", f"{index} names {short_repr(name)}, which is missing")
         files.append(Path(file))
     return files
 
@@ -103,7 +103,9 @@ def _names(index: Path) -> list[str]:
     plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)]
     if len(plain) < len(names) or not names:
         entry = next((name for name in names if name not in plain), listed)
-        raise InputError("path_or_id", f"{index} must name safetensors files in its own folder, got {shown(entry)}")
+        raise InputError(
+            "path_or_id", f"{index} must name safetensors files in its own folder, got {short_repr(entry)}"
+        )
     return sorted(set(plain))
 
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from transformers import PreTrainedConfig
 
-from ...errors import InputError, shown
+from ...errors import InputError, short_repr
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 
@@ -31,11 +31,11 @@ def modernbert_options(config: PreTrainedConfig) -> dict[str, object]:
     rotations = [config.rope_parameters[kind] for kind in config.layer_types]
     for rotation in rotations:
         if rotation["rope_type"] != "default":
-            raise InputError("rope_type", f"expected 'default', got {shown(rotation['rope_type'])}")
+            raise InputError("rope_type", f"expected 'default', got {short_repr(rotation['rope_type'])}")
     # The option counts both sides together.
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
-        raise InputError("local_attention", f"expected at least 2, got {shown(config.local_attention)}")
+        raise InputError("local_attention", f"expected at least 2, got {short_repr(config.local_attention)}")
     windows = _shortest_cycle([0 if kind == "full_attention" else window for kind in config.layer_types])
     return {
         "position_options": {"base": _shortest_cycle([rotation["rope_theta"] for rotation in rotations])},
@@ -61,7 +61,7 @@ def deberta_options(config: PreTrainedConfig) -> dict[str, object]:
     options["pos_att_type"] = sorted(config.pos_att_type or ())
     for name, expected in {**_VERSION_3_OPTIONS, "pos_att_type": ["c2p", "p2c"]}.items():
         if options[name] != expected:
-            reason = f"expected {expected!r}, as in DeBERTa's version 3, got {shown(options[name])}"
+            reason = f"expected {expected!r}, as in DeBERTa's version 3, got {short_repr(options[name])}"
             raise InputError(name, f"{reason}; attach accepts all versions")
     reach, buckets = (getattr(config, name, -1) for name in ("max_relative_positions", "position_buckets"))
     # Without buckets, each distance has a row.

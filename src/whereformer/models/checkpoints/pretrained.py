@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers.utils import logging
 
-from ...errors import InputError, one_line, shown
+from ...errors import InputError, one_line, short_repr
 from ...positions import canonical_name, component_names, describe, layer_pattern
 from ..config import EncoderConfig
 from ..electra import ElectraPretrainingConfig
@@ -76,12 +76,12 @@ def load_pretrained(
         OSError: if the checkpoint does not exist or has no readable safetensors.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise InputError("dtype", f"expected a floating dtype of torch, got {shown(dtype)}")
+        raise InputError("dtype", f"expected a floating dtype of torch, got {short_repr(dtype)}")
     layout: dict[str, object] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
     source = find_source(find_config(path_or_id), layout)
     build = source.default_class if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
-        name = getattr(build, "__name__", shown(build))
+        name = getattr(build, "__name__", short_repr(build))
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {name}")
     config = EncoderConfig.from_dict(_change_fields(source.fields, position, options))
     old_position = source.fields.get("position", "learned")

@@ -1,53 +1,48 @@
-"""The scores of a tile, in units of log2, and the weights that dropout keeps."""
+"""The scores of a tile, in units of log2, and the weights that survive dropout."""
 
 # mypy: ignore-errors
 
 import triton
 import triton.language as tl
 
-from .areas import ANY, LEFT, RIGHT
-from .tiles import beside_products, head_index, load_column, load_numbers
+from .areas import ANY, LEFT, RIGHT, clamp
+from .tiles import convert_to_product_layout, head_index, load_column, load_numbers
 
 LOG2E = tl.constexpr(1.4426950408889634)
-LOWEST = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
-MOST_BIAS = tl.constexpr(8.507058665963221e37)  # a quarter of the largest finite number
+MIN_DENSE = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
+MAX_BIAS = tl.constexpr(8.507058665963221e37)  # a quarter of the largest finite number
 SATURATED = tl.constexpr(44.0)  # the hyperbolic tangent of this is 1
-WIDEST_BAND = tl.constexpr(8)  # the largest sum of strides with which a tile's offsets fit into shared memory
+MAX_BAND_STRIDE = tl.constexpr(8)  # the largest sum of strides for which a tile's offsets fit into shared memory
 
 
 @triton.jit
-def offsets_of(tile, pairs):
-    """Return the offsets of a tile's pairs."""
-    rows, columns, batch = tile.rows, tile.columns, tile.place.batch
+def compute_offsets(tile, pairs):
+    """Return the offsets of a tile's pairs: the key's position minus the query's."""
+    rows, columns, batch = tile.rows, tile.columns, tile.batch_head.batch
     if pairs.query_positions is None:
-        return columns * pairs.key_stride - rows * pairs.query_stride + pairs.start
+        return columns * pairs.key_stride - rows * pairs.query_stride + pairs.start  # TILE
     else:
-        query_at = pairs.query_positions + batch * pairs.query_positions_batch + rows
-        key_at = pairs.key_positions + batch * pairs.key_positions_batch + columns
-        query_positions = tl.load(query_at, mask=rows < pairs.n_q, other=0)
-        return tl.load(key_at, mask=columns < pairs.n_k, other=0) - query_positions
+        query_pointers = pairs.query_positions + batch * pairs.query_positions_stride + rows
+        key_pointers = pairs.key_positions + batch * pairs.key_positions_stride + columns
+        query_positions = tl.load(query_pointers, mask=rows < pairs.n_q, other=0)  # rows.shape
+        return tl.load(key_pointers, mask=columns < pairs.n_k, other=0) - query_positions  # TILE
 
 
 @triton.jit
-def _clamped(column, length):
-    return tl.minimum(tl.maximum(column, 0), length - 1)
-
-
-@triton.jit
-def columns_of(tile, first, pairs):
+def find_columns(tile, first, pairs):
     """Return the columns of a tile's pairs in a table from the offset ``first`` on, as a sum: by key and by query.
 
     In a loop over keys, the part by key does not change if positions are affine.
     """
     if pairs.query_positions is None:
         by_query = tile.first_key * pairs.key_stride + pairs.start - first - tile.rows * pairs.query_stride
-        return (tile.columns - tile.first_key) * pairs.key_stride, by_query
+        return (tile.columns - tile.first_key) * pairs.key_stride, by_query  # columns.shape, rows.shape
     else:
-        return offsets_of(tile, pairs) - first, tl.zeros_like(tile.rows)
+        return compute_offsets(tile, pairs) - first, tl.zeros_like(tile.rows)  # TILE, rows.shape
 
 
 @triton.jit
-def products_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
+def find_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
     """Return the indices of a tile's pairs in the rows of products with a table of vectors, a row for each query.
 
     BY_KEY, each key has a row.
@@ -55,64 +50,65 @@ def products_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr 
     """
     first = (tile.columns - tile.first_key) * table.length if BY_KEY else (tile.rows - tile.first_row) * table.length
     if AREA == LEFT:
-        return first
+        return first  # rows.shape; BY_KEY, columns.shape
     elif AREA == RIGHT:
-        return first + (table.length - 1)
+        return first + (table.length - 1)  # likewise
     else:
-        by_key, by_query = columns_of(tile, table.first, pairs)
-        return tl.minimum(tl.maximum(by_key + (by_query + first), first), first + (table.length - 1))
+        by_key, by_query = find_columns(tile, table.first, pairs)
+        return clamp(by_key + (by_query + first), first, first + (table.length - 1))  # TILE
 
 
 @triton.jit
-def from_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
-    """Return what the products with a table of vectors give for each pair of a tile; see :func:`products_index`."""
+def load_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
+    """Load the product with a table's vector for each pair of a tile; see :func:`find_index`."""
     if BY_KEY:
-        at = table.products + (head_index(pairs, tile.place) * pairs.n_k + tile.first_key) * table.length
-        there = tile.columns < pairs.n_k
-        left = pairs.n_k - tile.first_key
+        rows = table.products + (head_index(pairs, tile.batch_head) * pairs.n_k + tile.first_key) * table.length
+        in_range = tile.columns < pairs.n_k
+        rows_left = pairs.n_k - tile.first_key
         ROWS: tl.constexpr = tile.columns.numel
     else:
-        at = table.products + (head_index(pairs, tile.place) * pairs.n_q + tile.first_row) * table.length
-        there = tile.rows < pairs.n_q
-        left = pairs.n_q - tile.first_row
+        rows = table.products + (head_index(pairs, tile.batch_head) * pairs.n_q + tile.first_row) * table.length
+        in_range = tile.rows < pairs.n_q
+        rows_left = pairs.n_q - tile.first_row
         ROWS: tl.constexpr = tile.rows.numel
     WITHIN: tl.constexpr = AREA != LEFT and AREA != RIGHT
-    if WITHIN and table.room is not None:
+    if WITHIN and table.padded_length is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
-        number = tl.arange(0, ROWS * table.room)
-        numbers = tl.load(at + number, mask=number < left * table.length, other=0.0)
-        return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)
+        number = tl.arange(0, ROWS * table.padded_length)
+        numbers = tl.load(rows + number, mask=number < rows_left * table.length, other=0.0)  # (ROWS * padded_length,)
+        return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)  # TILE
     else:
-        products = tl.load(at + index, mask=there, other=0.0)
+        products = tl.load(rows + index, mask=in_range, other=0.0)  # index.shape
         if WITHIN:
-            products = beside_products(products)
+            products = convert_to_product_layout(products)  # TILE
         return products
 
 
 @triton.jit
-def _from_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
-    """Return what the table of numbers adds to each pair of a tile; one number if the tile is LEFT or RIGHT."""
-    table = bias.data + tile.place.head * bias.length
+def _load_bias(bias, tile, offsets, pairs, AREA: tl.constexpr):
+    """Load the table's number for each pair of a tile, TILE; one number if the tile is LEFT or RIGHT."""
+    table = bias.data + tile.batch_head.head * bias.length
     if AREA == LEFT:
-        return _log2(tl.load(table))
+        return _to_log2(tl.load(table))  # ()
     elif AREA == RIGHT:
-        return _log2(tl.load(table + bias.length - 1))
-    elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= WIDEST_BAND:
-        return _from_band(table, bias, tile, pairs)
+        return _to_log2(tl.load(table + bias.length - 1))  # ()
+    elif pairs.query_positions is None and pairs.query_stride + pairs.key_stride <= MAX_BAND_STRIDE:
+        return _load_band(table, bias, tile, pairs)  # TILE
     else:
-        return _log2(beside_products(tl.load(table + _clamped(offsets - (bias.end - bias.length), bias.length))))
+        pointers = table + clamp(offsets - (bias.offset_stop - bias.length), 0, bias.length - 1)  # TILE
+        return _to_log2(convert_to_product_layout(tl.load(pointers)))  # TILE
 
 
 @triton.jit
-def _log2(bias):
+def _to_log2(bias):
     """Return numbers of a bias in units of log2."""
     # The lowest finite number, which masks often contain, must stay finite: only -inf forbids a pair.
     bias = bias.to(tl.float32)
-    return tl.where(bias == float("-inf"), bias, _bounded(bias, MOST_BIAS) * LOG2E)
+    return tl.where(bias == float("-inf"), bias, _bound(bias, MAX_BIAS) * LOG2E)
 
 
 @triton.jit
-def _from_band(table, bias, tile, pairs):
+def _load_band(table, bias, tile, pairs):
     """Load each number that a tile reads once, and gather the tile from these.
 
     The gather is from shared memory, and pairs of a thread that have the same offset share a load. Indices of one
@@ -123,45 +119,50 @@ def _from_band(table, bias, tile, pairs):
     # The offset of the last row and the first column is the lowest.
     low = pairs.start + tile.first_key * pairs.key_stride - (tile.first_row + M - 1) * pairs.query_stride
     WIDTH: tl.constexpr = triton.next_power_of_2(M * pairs.query_stride + N * pairs.key_stride)
-    band = _log2(tl.load(table + _clamped(low - (bias.end - bias.length) + tl.arange(0, WIDTH), bias.length)))
+    pointers = table + clamp(low - (bias.offset_stop - bias.length) + tl.arange(0, WIDTH), 0, bias.length - 1)
+    band = _to_log2(tl.load(pointers))  # (WIDTH,)
     pair = tl.arange(0, M * N)
     if tile.rows.shape[0] == 1:
-        index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride
-        return tl.reshape(tl.gather(band, index, 0), [N, M])
+        index = (pair // M) * pairs.key_stride + (M - 1 - pair % M) * pairs.query_stride  # (N * M,)
+        return tl.reshape(tl.gather(band, index, 0), [N, M])  # TILE, transposed
     else:
-        index = (pair % N) * pairs.key_stride + (M - 1 - pair // N) * pairs.query_stride
-        return tl.reshape(tl.gather(band, index, 0), [M, N])
+        index = (pair % N) * pairs.key_stride + (M - 1 - pair // N) * pairs.query_stride  # (M * N,)
+        return tl.reshape(tl.gather(band, index, 0), [M, N])  # TILE
 
 
 @triton.jit
-def _from_dense(dense, tile, pairs):
-    """Load dense scores, in float32."""
-    rows, columns = tile.rows, tile.columns
-    at = (
-        dense.data + tl.cast(tile.place.batch, tl.int64) * dense.batch + tl.cast(tile.place.head, tl.int64) * dense.head
-    )
-    at = at + rows.to(tl.int64) * dense.row + columns.to(tl.int64) * dense.column
-    added = tl.load(at, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0)
-    added = beside_products(added).to(tl.float32)
+def _load_dense(dense, tile, pairs):
+    """Load dense scores, TILE in float32."""
+    rows, columns, batch, head = tile.rows, tile.columns, tile.batch_head.batch, tile.batch_head.head
+    base = dense.data + tl.cast(batch, tl.int64) * dense.batch_stride + tl.cast(head, tl.int64) * dense.head_stride
+    pointers = base + rows.to(tl.int64) * dense.row_stride + columns.to(tl.int64) * dense.column_stride  # TILE
+    scores = tl.load(pointers, mask=(rows < pairs.n_q) & (columns < pairs.n_k), other=0.0)  # TILE
+    scores = convert_to_product_layout(scores).to(tl.float32)
     # The lowest finite number must stay finite: only -inf forbids a pair.
-    return tl.where(added == float("-inf"), added, tl.maximum(added, LOWEST))
+    return tl.where(scores == float("-inf"), scores, tl.maximum(scores, MIN_DENSE))
 
 
 @triton.jit
-def level_differences(terms, tile, pairs, COLUMN: tl.constexpr):
-    """Return the level of each query less that of each key."""
-    of_queries = load_column(terms.query_levels, tile.place, tile.rows, pairs.n_q, COLUMN)
-    return of_queries - load_column(terms.key_levels, tile.place, tile.columns, pairs.n_k, COLUMN)
+def subtract_levels(terms, tile, pairs, COLUMN: tl.constexpr):
+    """Return the level of each query minus the level of each key."""
+    query_levels = load_column(terms.query_levels, tile.batch_head, tile.rows, pairs.n_q, COLUMN)  # rows.shape
+    return query_levels - load_column(terms.key_levels, tile.batch_head, tile.columns, pairs.n_k, COLUMN)  # TILE
 
 
 @triton.jit
-def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
+def compute_scores(left, right, tile, terms, pairs, AREA: tl.constexpr):
     """Return the scores of a tile, -inf where a pair may not attend; ``left`` and ``right`` are the sides of its axes.
 
-    If nothing is added to products (``products.last``) they are not scaled yet: :func:`weights_of` does it. The second
-    result is the hyperbolic tangent in a soft cap; 0 without a cap.
+    With the query's row q, factors f, levels l and tables T at the offset o = key position - query position::
 
-    The compiler may round a product and a sum once or twice. Beside a large number this gives different scores, but
+        scores[i, j] = log2(e) * (cap(scale * q[i] . k[j]) + fq[i] . fk[j] + bias[o] + scale * q[i] . Tk[o]
+                                  + Tq[o] . k'[j] - sum_c |lq[i, c] - lk[j, c]| + dense[i, j])
+
+    where k' are the factors that the table of queries meets. If nothing is added to products
+    (``products.is_scaled_last``), they are not scaled yet: :func:`compute_weights` does it. The second result is the
+    hyperbolic tangent in a soft cap, cap(x) = softcap * tanh(x / softcap); 0 without a cap.
+
+    The compiler may round a product and a sum once or twice. Next to a large number this gives different scores, but
     forward and backward must compute the same ones; so products that are added to large numbers are explicit fused
     multiply-adds.
     """
@@ -171,76 +172,79 @@ def scores_of(left, right, tile, terms, pairs, AREA: tl.constexpr):
     WITH_BIAS: tl.constexpr = ADDED and terms.bias.data is not None
     WITH_KEYS: tl.constexpr = ADDED and not WITH_BIAS and terms.key_table.products is not None
     WITH_QUERIES: tl.constexpr = ADDED and not WITH_BIAS and not WITH_KEYS and terms.query_table.products is not None
-    capped = 0.0
+    tangent = 0.0
     if left.vectors.type.is_block():
-        scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)
-        if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.products.last):
-            scores *= terms.products.log2
+        scores = tl.dot(left.vectors, tl.trans(right.vectors), input_precision=terms.products.precision)  # TILE
+        if not (WITH_BIAS or WITH_KEYS or WITH_QUERIES or terms.products.is_scaled_last):
+            scores *= terms.products.log2_scale
         if CAPS_PRODUCTS:
-            capped = _tanh(_bounded(scores, SATURATED))
-            scores = capped * terms.products.cap
+            tangent = _tanh(_bound(scores, SATURATED))  # TILE
+            scores = tangent * terms.products.cap
     else:
-        scores = tl.zeros_like((rows + columns).to(tl.float32))
+        scores = tl.zeros_like((rows + columns).to(tl.float32))  # TILE
     if left.factors.type.is_block():
-        factors = tl.dot(left.factors, tl.trans(right.factors), input_precision=terms.products.precision)
+        factors = tl.dot(left.factors, tl.trans(right.factors), input_precision=terms.products.precision)  # TILE
         scores = tl.fma(factors, LOG2E, scores)
-    offsets = offsets_of(tile, pairs)
+    offsets = compute_offsets(tile, pairs)  # TILE
     if terms.key_table.products is not None:
-        index = products_index(terms.key_table, tile, pairs, AREA)
+        index = find_index(terms.key_table, tile, pairs, AREA)
     if terms.query_table.products is not None:
-        key_rows_index = products_index(terms.query_table, tile, pairs, AREA, BY_KEY=True)
+        index_by_key = find_index(terms.query_table, tile, pairs, AREA, BY_KEY=True)
     # No key has a negative index, so this always holds. Without the condition, Triton's pipeliner would stage these
     # loads through shared memory, which wastes room and time on numbers that are gathered one by one.
     if tile.first_key >= 0:
         if terms.bias.data is not None:
-            bias = _from_bias(terms.bias, tile, offsets, pairs, AREA)
+            bias = _load_bias(terms.bias, tile, offsets, pairs, AREA)  # TILE or ()
             if WITH_BIAS:
-                scores = tl.fma(scores, terms.products.log2, bias)
+                scores = tl.fma(scores, terms.products.log2_scale, bias)
             else:
                 scores += bias
         if terms.key_table.products is not None:
-            products = from_products(terms.key_table, index, tile, pairs, AREA)
+            products = load_products(terms.key_table, index, tile, pairs, AREA)  # TILE or rows.shape
             if WITH_KEYS:
-                scores = tl.fma(scores, terms.products.log2, products)
+                scores = tl.fma(scores, terms.products.log2_scale, products)
             else:
                 scores += products
         if terms.query_table.products is not None:
-            products = from_products(terms.query_table, key_rows_index, tile, pairs, AREA, BY_KEY=True)
+            # TILE or columns.shape
+            products = load_products(terms.query_table, index_by_key, tile, pairs, AREA, BY_KEY=True)
             if WITH_QUERIES:
-                scores = tl.fma(scores, terms.products.log2, products)
+                scores = tl.fma(scores, terms.products.log2_scale, products)
             else:
                 scores += products
         if terms.query_levels.data is not None:
             for column in tl.static_range(terms.query_levels.width):
-                distances = tl.abs(level_differences(terms, tile, pairs, column))
+                distances = tl.abs(subtract_levels(terms, tile, pairs, column))  # TILE
                 scores = tl.fma(distances, -LOG2E, scores)
         if terms.dense.data is not None:
-            scores = tl.fma(_from_dense(terms.dense, tile, pairs), LOG2E, scores)
+            scores = tl.fma(_load_dense(terms.dense, tile, pairs), LOG2E, scores)
     if AREA == ANY:
-        scores = tl.where(_allowed(tile, offsets, pairs), scores, float("-inf"))
-    batch = tile.place.batch
+        scores = tl.where(_find_allowed(tile, offsets, pairs), scores, float("-inf"))
+    batch = tile.batch_head.batch
     if pairs.key_mask is not None:
-        may = tl.load(pairs.key_mask + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
-        scores = tl.where(may != 0, scores, float("-inf"))
+        # columns.shape
+        is_key = tl.load(pairs.key_mask + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
+        scores = tl.where(is_key != 0, scores, float("-inf"))
     if pairs.query_documents is not None:
+        # rows.shape, TILE
         document = tl.load(pairs.query_documents + batch * pairs.n_q + rows, mask=rows < pairs.n_q, other=0)
         same = document == tl.load(pairs.key_documents + batch * pairs.n_k + columns, mask=columns < pairs.n_k, other=0)
         scores = tl.where(same, scores, float("-inf"))
-    return scores, capped
+    return scores, tangent
 
 
 @triton.jit
-def _allowed(tile, offsets, pairs):
-    """Return which pairs of a tile have a key and an offset that is allowed."""
+def _find_allowed(tile, offsets, pairs):
+    """Return which pairs of a tile have a key and an offset that is allowed, TILE."""
     columns = tile.columns
     if pairs.query_positions is None:
-        # Two bounds for each row, in units of positions after the tile's first key: in a loop over keys, theirs are
-        # always the same.
-        key = (columns - tile.first_key) * pairs.key_stride
-        first_offset = pairs.start + tile.first_key * pairs.key_stride - tile.rows * pairs.query_stride
+        # Two bounds for each row, in units of positions after the tile's first key: in a loop over keys, the keys'
+        # positions are always the same.
+        key = (columns - tile.first_key) * pairs.key_stride  # columns.shape
+        first_offset = pairs.start + tile.first_key * pairs.key_stride - tile.rows * pairs.query_stride  # rows.shape
         last = (pairs.n_k - 1 - tile.first_key) * pairs.key_stride
         if pairs.max_offset is not None:
-            last = tl.minimum(pairs.max_offset - first_offset, last)
+            last = tl.minimum(pairs.max_offset - first_offset, last)  # rows.shape
         allowed = key <= last
         if pairs.min_offset is not None:
             allowed = allowed & (key >= pairs.min_offset - first_offset)
@@ -254,10 +258,10 @@ def _allowed(tile, offsets, pairs):
 
 
 @triton.jit
-def _bounded(x, most):
+def _bound(x, limit):
     """Bound numbers on both sides. NaN stays NaN, which hardware's minimum and maximum otherwise drop."""
-    x = tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
-    return tl.maximum(x, -most, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, limit, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -limit, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -275,20 +279,21 @@ def _tanh(x):
 
 
 @triton.jit
-def weights_of(scores, shift, log_sum, terms):
-    """Return the weights of scores; see ``Norm``."""
-    if terms.products.last:
-        return tl.exp2(tl.fma(scores, terms.products.log2, -shift) - log_sum)
+def compute_weights(scores, shift, log_sum, terms):
+    """Return the weights of scores, exp2(scores - shift - log_sum); see ``Norm``."""
+    if terms.products.is_scaled_last:
+        return tl.exp2(tl.fma(scores, terms.products.log2_scale, -shift) - log_sum)
     else:
         # The order matters: the difference of large numbers is exact, so the small number subtracted after is not lost.
         return tl.exp2((scores - shift) - log_sum)
 
 
 @triton.jit
-def kept(tile, pairs):
-    """Return which weights of a tile survive dropout, like ``keep_mask`` in ``dropout.py``."""
-    mixed = load_numbers(pairs.dropout_seeds, pairs.n_q, pairs, tile.place, tile.rows, 0).to(tl.uint32, bitcast=True)
-    mixed = mixed + tile.columns.to(tl.uint32) * 0x9E3779B9
+def dropout_keep_mask(tile, pairs):
+    """Return which weights of a tile survive dropout, TILE, like ``keep_mask`` in ``dropout.py``."""
+    seeds = load_numbers(pairs.dropout_seeds, pairs.n_q, pairs, tile.batch_head, tile.rows, 0)  # rows.shape
+    mixed = seeds.to(tl.uint32, bitcast=True)
+    mixed = mixed + tile.columns.to(tl.uint32) * 0x9E3779B9  # TILE
     mixed = (mixed ^ (mixed >> 16)) * 0x85EBCA6B
     mixed = (mixed ^ (mixed >> 13)) * 0xC2B2AE35
     mixed = mixed ^ (mixed >> 16)

@@ -1,0 +1,73 @@
+"""Checks of one value: its kind, its range, its choices. Errors say which value was expected, and which one came."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError, short_repr, suggest
+
+KINDS: dict[type, tuple[type, str]] = {
+    int: (Integral, "an integer"),
+    float: (Real, "a number"),
+    bool: (bool, "True or False"),
+    str: (str, "text"),
+    Path: (Path, "a path"),
+}
+"""For each kind of value, the class that values must have, and its name in errors."""
+LARGE = 2**12
+"""An upper limit above this number is mentioned only in errors about values that exceed it."""
+
+
+def check_kind(name: str, value: Any, kind: type) -> None:
+    """Check that a value is of a kind. True and False are not numbers, and integers are numbers too.
+
+    Args:
+        name: the argument or option that an error names.
+        value: the value.
+        kind: a type, such as one in :data:`KINDS`.
+
+    Raises:
+        InputError: if it is of another kind.
+    """
+    if not isinstance(value, KINDS.get(kind, (kind,))[0]) or isinstance(value, bool) != (kind is bool):
+        raise kind_error(name, value, kind)
+
+
+def kind_error(name: str, value: Any, kind: type) -> InputError:
+    """Return the error about a value that is not of a kind."""
+    return InputError(name, f"expected {KINDS[kind][1] if kind in KINDS else kind.__name__}, got {short_repr(value)}")
+
+
+def check_range(name: str, value: Any, low: float, high: float = math.inf, *, ends: bool = True) -> None:
+    """Check that a number lies between two limits; ``ends``: whether it may equal them. NaN lies nowhere.
+
+    Raises:
+        InputError: if it does not.
+    """
+    if (ends and low <= value <= high) or low < value < high:
+        return
+    if not ends:
+        expected = f"a number above {low:g} and below {high:g}"
+    elif high > LARGE:
+        expected = f"at most {high:.10g}" if value > high else f"at least {low:.10g}"
+    else:
+        expected = f"{low:.10g} to {high:.10g}"
+    raise InputError(name, f"expected {expected}, got {short_repr(value)}")
+
+
+def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+    """Check that a value is one of a few.
+
+    Raises:
+        InputError: if it is not; the error suggests a choice with a similar name.
+    """
+    choices = [*choices]  # a list, in which a value without a hash can be looked up too
+    if value not in choices:
+        expected = ", ".join(map(str, choices))
+        raise InputError(
+            name, f"expected one of {expected}, got {short_repr(value)}{suggest(str(value), map(str, choices))}"
+        )

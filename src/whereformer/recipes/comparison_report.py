@@ -1,0 +1,135 @@
+"""A comparison's result of each trained model, its table and its figures."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from ..analysis.ranking import Ranking
+from ..lab.report import score_report
+from ..lab.report.report import Figure
+from ..lab.sheet import DASH, Cell, Column, Sheet
+
+WINDOW = 64
+"""Labels in a mean held-out loss."""
+
+
+@dataclass(frozen=True)
+class ComparisonResult:
+    """A trained model.
+
+    Args:
+        rate: the peak of the learning rate.
+        losses: the training loss of each step.
+        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why they are missing.
+        windows: the mean held-out loss of every :data:`WINDOW` labels, at the training length.
+        parameters: the number of parameters of the position method.
+        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
+            can't count them.
+        failed: why the training failed; "" if it did not.
+    """
+
+    rate: float
+    losses: list[float]
+    scores: Annotated[list[Any], list[tuple[float, float] | str]]
+    windows: list[float]
+    parameters: int
+    flops: int | None
+    failed: str = ""
+
+    @property
+    def loss(self) -> float:
+        """The held-out loss at the training length."""
+        return float(self.scores[0][0])
+
+
+def build_table(
+    ranking: Ranking,
+    runs: Mapping[str, Mapping[int, ComparisonResult]],
+    *,
+    lengths: Sequence[int],
+    causal: bool,
+    guessing: float,
+) -> Sheet:
+    """Return the ranking as a table."""
+    columns = [
+        Column("#"),
+        Column("position", left=True),
+        *(Column("loss", f"@{length}") for length in lengths),
+        Column("accuracy"),
+        Column("rate"),
+        Column("GFLOPs", "a step"),
+        Column("params"),
+    ]
+    rows = []
+    for row in ranking.rows:
+        results = list(runs[row.position].values())
+        first = results[0]
+        name = Cell(row.position, "not learning" if row.rank is None else "", order=row.position)
+        cells = [
+            Cell(DASH, title="not learning yet") if row.rank is None else Cell(str(row.rank), order=row.rank),
+            name,
+            *(loss_cell([result.scores[index] for result in results]) for index in range(len(lengths))),
+            Cell.of_seeds([result.scores[0][1] for result in results], "{:.1%}".format, None),
+            Cell(f"{first.rate:.2g}", order=first.rate),
+            Cell(DASH) if first.flops is None else Cell(f"{first.flops / 1e9:.2f}", order=first.flops),
+            Cell(f"{first.parameters:,}", order=first.parameters),
+        ]
+        rows.append(cells)
+    notes = [
+        "Methods with the same # are too close to rank: neither is better with every seed, by more than twice the "
+        "standard error over the held-out text, and by more than another seed changes.",
+        f"loss: mean cross-entropy in nats at {'all' if causal else 'the masked'} tokens of held-out text, "
+        f"the median over seeds; guessing by token frequency gives {guessing:.3f}.",
+        "GFLOPs: operations per training step. params: parameters of the position method.",
+    ]
+    if ranking.not_learning:
+        notes.insert(1, "No #: not learning yet; the loss is not clearly lower than without positions.")
+    goal = "causal" if causal else "masked"
+    title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
+    best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
+    looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, sortable=True, looks=looks_of)
+
+
+def build_figures(
+    ranking: Ranking,
+    runs: Mapping[str, Mapping[int, ComparisonResult]],
+    *,
+    lengths: Sequence[int],
+    guessing: float,
+) -> Iterator[Figure]:
+    """Yield the figures of losses over training and over length."""
+    training, ranges = {}, {}
+    for row in ranking.rows:
+        results = list(runs[row.position].values())
+        means = [statistics.fmean(step) for step in zip(*(result.losses for result in results), strict=True)]
+        training[row.position] = score_report.smooth(means)
+        by_length = {
+            length: [result.scores[index][0] for result in results]
+            for index, length in enumerate(lengths)
+            if not any(isinstance(result.scores[index], str) for result in results)
+        }
+        ranges[row.position] = {
+            length: (min(seeds), statistics.median(seeds), max(seeds)) for length, seeds in by_length.items()
+        }
+    yield Figure(
+        "Training loss over steps",
+        score_report.paint_over_steps(training, guessing),
+        "Moving averages, and means over seeds.",
+    )
+    yield Figure(
+        "Held-out loss over length",
+        score_report.paint_over_length(ranges),
+        f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
+    )
+
+
+def loss_cell(scores: Sequence[Any]) -> Cell:
+    """Return the cell with the losses of all seeds at a length, or with the reason why they are missing."""
+    for score in scores:
+        if isinstance(score, str):
+            return Cell("n/a", title=score)
+    return Cell.of_seeds([loss for loss, _ in scores], "{:.3f}".format, "{:.2f}".format)
