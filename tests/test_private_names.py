@@ -52,10 +52,20 @@ def is_private(name: str) -> bool:
 
 @cache
 def own_names() -> set[str]:
-    """Every name that a module, a class, a function or an assignment of the package has."""
+    """Every name that a module, a class, a function or an assignment of the package has, except members of protocols.
+
+    A protocol describes an object of a library.
+    """
     found = {part for module in modules() for part in module.split(".")}
     for tree in modules().values():
-        for node in ast.walk(tree):
+        nodes = [*ast.walk(tree)]
+        protocols = [
+            node for node in nodes if isinstance(node, ast.ClassDef) and "Protocol" in map(ast.unparse, node.bases)
+        ]
+        members = {id(member) for protocol in protocols for node in protocol.body for member in ast.walk(node)}
+        for node in nodes:
+            if id(node) in members:
+                continue
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 found.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

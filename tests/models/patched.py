@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import transformers
 
+from .peers import of_both_stacks
+
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DROPS = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
 WAVES = {
@@ -22,8 +24,7 @@ WAVES = {
     "apply_spec_augment": False,
 }
 BOTH = {
-    **{f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in
-       {"layers": 2, "attention_heads": 2, "ffn_dim": 32}.items()},
+    **of_both_stacks(layers=2, attention_heads=2, ffn_dim=32),
     "d_model": 16,
     "vocab_size": 50,
     "pad_token_id": 0,

@@ -1,4 +1,10 @@
-"""What tests ask of transformers: small models to compare with."""
+"""Small models of transformers, and what their tests compare."""
+
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import StrictDataclassFieldValidationError
+from torch import nn
 
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES = {"vocab_size": 50, **LAYERS, "max_position_embeddings": 40}
@@ -8,3 +14,147 @@ SIZES = {"vocab_size": 50, **LAYERS, "max_position_embeddings": 40}
 def of_both_stacks(**sizes):
     """Sizes that an encoder and a decoder have alike, as ``encoder_...`` and ``decoder_...``."""
     return {f"{stack}_{name}": size for stack in ("encoder", "decoder") for name, size in sizes.items()}
+
+
+MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+
+
+def make_t5(model_class=transformers.T5Model, **changes):
+    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+    return model_class(transformers.T5Config(**{**sizes, "decoder_start_token_id": 0, "dropout_rate": 0.0, **changes}))
+
+
+def make_modernbert(**changes):
+    layers = {"local_attention": 6, "global_attn_every_n_layers": 2}
+    return transformers.ModernBertModel(transformers.ModernBertConfig(**{**MODERN, **layers, **changes}))
+
+
+def make_global_modernbert():
+    """A ModernBERT without local attention."""
+    try:
+        return make_modernbert(global_attn_every_n_layers=1)
+    except StrictDataclassFieldValidationError:
+        pytest.skip("transformers 5.15 refuses its own defaults where all attention is global")
+
+
+def switch(model, implementation):
+    """Switch the attention, also of the encoders and decoders that older versions of transformers leave alone."""
+    for part in model.modules():
+        if isinstance(part, transformers.PreTrainedModel):
+            part.set_attn_implementation(implementation)
+
+
+MODELS = {
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
+    "albert": lambda: transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=8)),
+    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES)),
+    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=8)),
+    "distilbert": lambda: transformers.DistilBertModel(
+        transformers.DistilBertConfig(
+            vocab_size=50, dim=16, n_layers=3, n_heads=2, hidden_dim=32, max_position_embeddings=40
+        )
+    ),
+    "modernbert": make_modernbert,
+    "t5": make_t5,
+    "gpt2": lambda: transformers.GPT2Model(
+        transformers.GPT2Config(
+            vocab_size=50, n_embd=16, n_layer=3, n_head=2, n_positions=40, bos_token_id=1, eos_token_id=2
+        )
+    ),
+    "llama": lambda: transformers.LlamaModel(
+        transformers.LlamaConfig(**SIZES | {"num_attention_heads": 4}, num_key_value_heads=2)
+    ),
+    "bart": lambda: transformers.BartModel(
+        transformers.BartConfig(
+            **{**of_both_stacks(layers=2, attention_heads=2, ffn_dim=32), "decoder_layers": 3},
+            vocab_size=50,
+            d_model=16,
+            max_position_embeddings=40,
+        )
+    ),
+}
+NAMED = [name for name in MODELS if name not in ("gpt2", "llama", "bart")]
+SWITCHABLE = [name for name in MODELS if name != "bart"]
+
+
+def make(name):
+    """A tiny model in evaluation mode, with weights that are large enough for every position to count."""
+    torch.manual_seed(0)
+    model = MODELS[name]() if isinstance(name, str) else name
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.3)
+    return model.eval()
+
+
+def batch(model, length=12, padded=True):
+    torch.manual_seed(1)
+    ids = torch.randint(3, 50, (3, length))
+    inputs = {"input_ids": ids}
+    if padded:
+        inputs["attention_mask"] = torch.ones_like(ids)
+        inputs["attention_mask"][0, 7:] = 0
+        inputs["attention_mask"][2, 10:] = 0
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, 50, (3, 9))
+    return inputs
+
+
+def states(model, inputs=None, run=None):
+    """The last hidden states of the tokens that are real; ``run`` is what runs the model, if not itself."""
+    inputs = batch(model) if inputs is None else inputs
+    hidden = (run or model)(**inputs).last_hidden_state
+    if model.config.is_encoder_decoder or "attention_mask" not in inputs or inputs["attention_mask"].dim() != 2:
+        return hidden
+    return hidden[inputs["attention_mask"].bool()]
+
+
+def train_step(model, inputs=None):
+    """The loss and the gradients of a model, from weights that no dropout hides."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+    model.train().zero_grad()
+    loss = states(model, inputs).pow(2).sum()
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def close(found, expected, factor=1.0):
+    torch.testing.assert_close(found, expected, rtol=1e-4 * factor, atol=2e-5 * factor)
+
+
+def positions_of(model):
+    """The attached methods, an encoder's first."""
+    return [
+        part.whereformer for part in model.modules() if hasattr(part, "whereformer") and isinstance(part, nn.Module)
+    ]
+
+
+def contents(value, inside=0):
+    """What an attribute is: plain values by themselves, tensors by their numbers too, all else by its identity."""
+    if isinstance(value, torch.Tensor):
+        return id(value), value.requires_grad, value.detach().cpu().numpy().tobytes()
+    if isinstance(value, (list, tuple)) and inside < 4:
+        return id(value) if isinstance(value, list) else None, [contents(each, inside + 1) for each in value]
+    if isinstance(value, dict) and inside < 4:
+        return id(value), [(key, contents(each, inside + 1)) for key, each in value.items()]
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    return id(value)
+
+
+def everything(model):
+    """Every attribute of every module and of every configuration."""
+    found = {}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            found[f"{name}.{key}"] = contents(value)
+            if isinstance(value, transformers.PreTrainedConfig):
+                found[f"{name}.{key}: fields"] = contents(vars(value))
+                for inner, config in vars(value).items():
+                    if isinstance(config, transformers.PreTrainedConfig):
+                        found[f"{name}.{key}.{inner}: fields"] = contents(vars(config))
+    return found

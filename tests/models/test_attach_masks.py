@@ -16,8 +16,7 @@ from whereformer.models.attachment import attention_function, hooks, masks
 from whereformer.positions import visible_keys
 
 from .patched import BOTH
-from .peers import SIZES
-from .test_attach import MODERN, close, make, positions_of
+from .peers import MODERN, SIZES, close, make, positions_of
 from .test_attach_windows import GROUPED
 from .test_attach_windows import MODELS as WINDOWED
 

@@ -10,9 +10,8 @@ from torch import nn
 from whereformer import attach, detach, load_attached, unpad
 from whereformer.models.attachment.trial_run import HOOKS
 
-from .peers import SIZES
-from .test_attach import close
-from .test_attach_verify import ALL, everything
+from .peers import SIZES, close, everything
+from .test_attach_verify import ALL
 from .test_clients import WORDS, save
 
 BERT = {"position": "tisa", "keep_absolute": True, "options": {}}

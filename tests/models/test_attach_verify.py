@@ -18,25 +18,15 @@ from whereformer.models.attachment import find_calls
 from whereformer.models.attachment.masks import MaskSpec, NotATensorError
 from whereformer.models.attachment.trial_run import run_first_example
 
-from .patched import PATCHED
-from .peers import SIZES, of_both_stacks
-from .test_attach import MODELS, batch, close, make, states, structure
-
-SEQ2SEQ = {
-    **of_both_stacks(layers=2, attention_heads=2, ffn_dim=32),
-    "vocab_size": 50,
-    "d_model": 16,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-}
+from .patched import BOTH, PATCHED
+from .peers import MODELS, SIZES, batch, close, everything, make, states
 
 
 def make_bigbird():
     """Its encoder does not dispatch, and adds its mask; it becomes dense when it reads a short text."""
-    config = transformers.BigBirdPegasusConfig(**SEQ2SEQ, attention_type="block_sparse", block_size=4)
+    config = transformers.BigBirdPegasusConfig(
+        **BOTH, max_position_embeddings=64, attention_type="block_sparse", block_size=4
+    )
     return make(transformers.BigBirdPegasusModel(config))
 
 
@@ -47,33 +37,6 @@ ALL = {
     "mistral": lambda: make(transformers.MistralModel(transformers.MistralConfig(**MISTRAL))),
     "deberta": lambda: PATCHED["DebertaV2"].make().float(),
 }
-
-
-def contents(value, inside=0):
-    """What an attribute is: plain values by themselves, tensors by their numbers too, all else by its identity."""
-    if isinstance(value, torch.Tensor):
-        return id(value), value.requires_grad, value.detach().cpu().numpy().tobytes()
-    if isinstance(value, (list, tuple)) and inside < 4:
-        return id(value) if isinstance(value, list) else None, [contents(each, inside + 1) for each in value]
-    if isinstance(value, dict) and inside < 4:
-        return id(value), [(key, contents(each, inside + 1)) for key, each in value.items()]
-    if isinstance(value, (int, float, str, bool, type(None))):
-        return value
-    return id(value)
-
-
-def everything(model):
-    """Every attribute of every module and of every configuration, and the random numbers."""
-    found = {}
-    for name, module in model.named_modules():
-        for key, value in vars(module).items():
-            found[f"{name}.{key}"] = contents(value)
-            if isinstance(value, transformers.PreTrainedConfig):
-                found[f"{name}.{key}: fields"] = contents(vars(value))
-                for inner, config in vars(value).items():
-                    if isinstance(config, transformers.PreTrainedConfig):
-                        found[f"{name}.{key}.{inner}: fields"] = contents(vars(config))
-    return {**found, "random": torch.get_rng_state().tolist()}
 
 
 @pytest.fixture
@@ -107,11 +70,12 @@ def slightly(query, mask):
 def test_nothing_of_a_model_changes(name, wrong):
     model = ALL[name]().train()
     next(iter(model.children())).eval()
-    before = everything(model)
+    before, random = everything(model), torch.get_rng_state()
     attach(model, "none")
     assert everything(model) != before
     detach(model)
     assert everything(model) == before
+    assert torch.equal(torch.get_rng_state(), random)
     wrong(slightly)
     with pytest.raises(InputError, match=r"^model: \w+ gives different results"):
         attach(model, "none")
@@ -310,21 +274,12 @@ USES = [
 
 @pytest.mark.parametrize(("use", "compute"), USES)
 def test_whatever_a_model_computes_with_its_mask_is_one_plain_line(use, compute):
-    class Computes(nn.Module):
-        def forward(self, hidden, mask):
-            return compute(mask, hidden[..., None] @ hidden[..., None, :])
-
     class Model(transformers.BertModel):
-        def __init__(self, config):
-            super().__init__(config)
-            self.computes = Computes()
-            self.post_init()
-
         def forward(self, input_ids=None, attention_mask=None, **inputs):
             mask = create_bidirectional_mask(
                 config=self.config, inputs_embeds=self.embeddings(input_ids), attention_mask=attention_mask
             )
-            self.computes(torch.zeros(len(input_ids), 2, 2), mask)
+            compute(mask, torch.zeros(len(input_ids), 2, 2, 2))
             return super().forward(input_ids, attention_mask, **inputs)
 
     with pytest.raises(InputError) as caught:
@@ -419,8 +374,8 @@ def test_loading_verifies(tmp_path, wrong):
 )
 def test_models_that_read_something_else(model, message):
     model = model()
-    before = structure(model)
+    before = everything(model)
     with pytest.raises(InputError) as error:
         attach(model, "tisa")
     assert str(error.value) == f"model: {message}"
-    assert structure(model) == before
+    assert everything(model) == before

@@ -13,8 +13,7 @@ from whereformer.kernels import attention
 from whereformer.models.attachment import attention_function, masks
 from whereformer.models.inputs import CACHE
 
-from .peers import SIZES
-from .test_attach import batch, close, make, make_modernbert, states, switch, train_step
+from .peers import SIZES, batch, close, make, make_modernbert, states, switch, train_step
 
 GROUPED = {
     **SIZES,

@@ -23,7 +23,7 @@ from whereformer.models import (
     heads,
 )
 
-from .test_attach import MODELS, SIZES, batch, make, states
+from .peers import MODELS, SIZES, batch, make, states
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "saw", "the"]
 TEXTS = ["the cat saw the dog", "dog"]
@@ -174,7 +174,7 @@ def test_sentence_transformers_without_padding(tmp_path):
     ):
         client = kind(save(model, tmp_path / name), device="cpu")
         if model is bert:
-            with pytest.raises(InputError, match=r"^model: BertModel does not keep packed texts apart"):
+            with pytest.raises(InputError, match=r"^model: BertModel mixes packed texts"):
                 unpad(client)
             assert not client[0].can_flatten_inputs
             attach(client[0].auto_model, "fire")
@@ -196,5 +196,5 @@ def test_sentence_transformers_without_padding(tmp_path):
         unpad(bert)
     # In half precision, what other texts change may be as small as rounding.
     mixes = library.SentenceTransformer(save(transformers.BertModel(bert.config), tmp_path / "mixes"), device="cpu")
-    with pytest.raises(InputError, match=r"does not keep packed texts apart"):
+    with pytest.raises(InputError, match=r"mixes packed texts"):
         unpad(mixes.bfloat16())

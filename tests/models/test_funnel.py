@@ -190,7 +190,7 @@ def test_one_graph_serves_all_lengths(position):
     ("changes", "message"),
     [
         ({"blocks": None}, "blocks: expected text, got None"),
-        ({"blocks": "2", "decoder_layers": "1"}, "decoder_layers: no pooling is there to undo"),
+        ({"blocks": "2", "decoder_layers": "1"}, "decoder_layers: there is no pooling to undo"),
         ({"blocks": "2-2", "decoder_layers": "1-1"}, "decoder_layers: expected one block"),
         ({"blocks": "2-2", "decoder_layers": "1x0"}, "decoder_layers: expected layers as"),
         ({"pooling": "median"}, "pooling: expected one of mean, max, min, got 'median'"),

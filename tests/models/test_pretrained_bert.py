@@ -389,7 +389,7 @@ def test_another_number_of_labels_makes_what_depends_on_it_fresh(family, head, t
     assert all(torch.equal(kept[name], tensor) for name, tensor in same.named_parameters() if out not in name)
     # What its configuration says has to be true.
     rewrite(tmp_path, put("classifier.bias", torch.ones(4)))
-    with pytest.raises(ValueError, match=r"^checkpoint: 'classifier.bias' has shape \(4,\), this model \(3,\)"):
+    with pytest.raises(ValueError, match=r"^checkpoint: expected 'classifier.bias' of shape \(3,\), got \(4,\)"):
         load_pretrained(tmp_path)
 
 
@@ -409,7 +409,7 @@ def put(name, tensor):
         (
             "ForTokenClassification",
             drop("classifier.bias"),
-            "it has no 'classifier.bias', which this model needs; model_class=Encoder loads the encoder alone",
+            "it has no 'classifier.bias', which this model needs; model_class=Encoder loads only the encoder",
         ),
         ("ForMaskedLM", drop("cls.predictions.bias"), "it has no 'cls.predictions.bias', which"),
         (
@@ -417,16 +417,16 @@ def put(name, tensor):
             put("encoder.layer.3.output.dense.bias", torch.ones(16)),
             "it has 'encoder.layer.3.output.dense.bias', ",
         ),
-        ("Model", put("adapter.weight", torch.ones(16)), "it has 'adapter.weight', for which there is no place"),
+        ("Model", put("adapter.weight", torch.ones(16)), "it has 'adapter.weight', but a model with its"),
         (
             "Model",
             put("embeddings.position_embeddings.weight", torch.ones(21, 16)),
-            "'embeddings.position_embeddings.weight' has shape (21, 16), this model (20, 16)",
+            "expected 'embeddings.position_embeddings.weight' of shape (20, 16), got (21, 16)",
         ),
         (
             "ForMaskedLM",
             put("cls.predictions.decoder.weight", torch.ones(50, 16)),
-            "expected 'cls.predictions.decoder.weight' to equal 'embeddings.word_embeddings.weight', got others",
+            "expected 'cls.predictions.decoder.weight' to equal 'embeddings.word_embeddings.weight', since",
         ),
     ],
 )

@@ -324,7 +324,7 @@ def test_inputs_that_do_not_fit_are_named():
     model = build()
     with pytest.raises(ValueError, match=r"attention_mask: expected shape \(2, 5\), got \(2, 4\)"):
         model(tokens(2, 5), torch.ones(2, 4), tokens(2, 3))
-    with pytest.raises(ValueError, match="decoder_input_ids and decoder_inputs_embeds: give exactly one"):
+    with pytest.raises(ValueError, match="decoder_input_ids and decoder_inputs_embeds: pass exactly one"):
         model(tokens(2, 5))
     with pytest.raises(ValueError, match=r"labels: expected shape \(2, 3\), got \(2, 4\)"):
         model(tokens(2, 5), decoder_input_ids=tokens(2, 3), labels=tokens(2, 4))

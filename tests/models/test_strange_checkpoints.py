@@ -47,18 +47,21 @@ def nothing_is_built(monkeypatch):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"vocab_size": 10**8}, "'embeddings.word.weight' has shape (40, 16), this model (100000000, 16)"),
+        ({"vocab_size": 10**8}, "expected 'embeddings.word.weight' of shape (100000000, 16), got (40, 16)"),
         ({"vocab_size": 10**19}, "vocab_size: expected at most 2147483647, got 10000000000000000000"),
-        ({"max_position_embeddings": 10**8}, "'position.weight' has shape (512, 16), this model (100000000, 16)"),
-        ({"intermediate_size": 2**22}, "this model (16, 4194304)"),
-        ({"head_dim": 2**20}, "this model (2097152"),
+        ({"max_position_embeddings": 10**8}, "expected 'position.weight' of shape (100000000, 16), got (512, 16)"),
+        ({"intermediate_size": 2**22}, "of shape (16, 4194304), got"),
+        ({"head_dim": 2**20}, "of shape (2097152"),
         ({"blocks": "10000000"}, "blocks: expected at most 1000 layers, got 10000000"),
         ({"blocks": "1" * 5000}, "blocks: expected layers as"),
         ({"blocks": "1" + "-1" * 10**6}, "blocks: expected layers as"),
-        ({"position": "synthesizer", "max_position_embeddings": 2**31 - 1}, "config: no model has these sizes"),
+        (
+            {"position": "synthesizer", "max_position_embeddings": 2**31 - 1},
+            "config: a model with these sizes cannot",
+        ),
         ({"blocks": "900"}, "checkpoint: it has no 'encoder.layers.2.attention.query.weight', which this model needs"),
         ({"vocab_size": math.nan}, "vocab_size: expected an integer, got nan"),
-        ({"id2label": 5}, "path_or_id: its config.json describes no model"),
+        ({"id2label": 5}, "path_or_id: its config.json does not describe a model"),
         ({"position": "t5", "position_options": {"max_distance": 10**9}}, "max_distance: expected at most 1048576"),
     ],
 )
@@ -179,7 +182,7 @@ def test_positions_that_are_one_number_are_refused(tmp_path):
     BertModel(config).save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
     save_file({name: each.flatten()[0].clone() for name, each in state.items()}, tmp_path / "model.safetensors")
-    with pytest.raises(InputError, match=r"^config: no model has these sizes \("):
+    with pytest.raises(InputError, match=r"^config: a model with these sizes cannot be built \("):
         load_pretrained(tmp_path)
 
 

@@ -140,7 +140,7 @@ def test_the_command_and_the_function(save, tmp_path, capsys):
     [
         ([], "whereformer: MODEL: expected at least one folder or id on the Hugging Face Hub, got none"),
         *refusals("""
-        {model} --length 1 => --length: expected 2 to 65536, got 1
+        {model} --length 1 => --length: expected at least 2, got 1
         {model} --length 21 => --length: expected at most 20, the number of positions of
         {model} --max-kernels 0 => --max-kernels: expected 1 to 16, got 0
         {folder}/missing => MODEL: expected a folder with a checkpoint, or an id on
@@ -174,7 +174,7 @@ def test_bad_models(save, capsys, tmp_path):
     attached = transformers.BertModel(transformers.BertConfig(**BERT))
     whereformer.attach(attached, "tisa")
     line = refused(save(attached, "attached"))
-    assert "expected a model without an attached position method, got one with it" in line
+    assert "expected a model without an attached position method; whereformer.load_attached loads" in line
 
     gpt2 = transformers.GPT2Model(transformers.GPT2Config(vocab_size=60, n_embd=16, n_layer=1, n_head=2))
     assert "gpt2" in refused(save(gpt2, "gpt2"))

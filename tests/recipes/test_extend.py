@@ -69,7 +69,7 @@ def test_the_report_says_what_was_trained(finished):
     assert report.values["documents"] == 40
     assert read_records(out / "records.jsonl")[1]['["train"]']["value"]["curve"] == report.values["curve"]
     page = (out / "report.html").read_text()
-    assert "The model reads 48 tokens, the original 16." in page
+    assert "The model reads 48 tokens; the original reads 16." in page
     assert not (out / "checkpoints").exists()
 
 
@@ -195,7 +195,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
         whereformer.extend(**options, seed=1)
     assert same((out, whereformer.extend(**options)), finished)
     # A finished run is not repeated, unless its model is damaged.
-    monkeypatch.setattr(extend, "BANK", 0)
+    monkeypatch.setattr(extend, "NEGATIVES", 0)
     assert same((out, whereformer.extend(**options)), finished)
     monkeypatch.undo()
     (out / "model" / "model.safetensors").write_bytes(b"")

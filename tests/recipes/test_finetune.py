@@ -166,7 +166,7 @@ def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
     arguments = ["finetune", "--data", data, "--task=cola", "--out", str(tmp_path / "out"), "--dry-run", *TINY]
     trained = save_model(tmp_path / "tisa", position="tisa")
     line = fails(capsys, *arguments, "--model", trained)
-    assert "--position: checkpoint: 'encoder.position.amplitude' has shape (2, 2, 5), this model (2, 2, 2)" in line
+    assert "--position: checkpoint: expected 'encoder.position.amplitude' of shape (2, 2, 2), got (2, 2, 5)" in line
     main([*arguments, "--model", trained, "--position=own"])
     assert re.search(r"own +[0-9,]+ parameters", capsys.readouterr().out)
     main([*arguments, "--model", save_model(tmp_path / "learned")])
@@ -186,7 +186,7 @@ def test_errors_come_before_training_in_one_line(model, data, tmp_path, capsys, 
             capsys, "finetune", "--model", model, "--data", data, "--task", task, f"--out={out}", *TINY, *options
         )
 
-    assert "--task: expected sst2, mnli" in says(task="colla")
+    assert "--task: expected one of sst2, mnli" in says(task="colla")
     assert f"--model: expected a folder with a config.json, got '{tmp_path}'" in says(model=str(tmp_path))
     config = tmp_path / "run" / "model" / "config.json"
     config.parent.mkdir(parents=True)

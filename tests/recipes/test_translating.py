@@ -208,7 +208,7 @@ def _other_tokenizer(folder):
             _replaced(
                 "config.json", lambda file: file.read_bytes().replace(b'"hidden_size": 32', b'"hidden_size": 16')
             ),
-            "32), this model (",
+            "), got (",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "MODEL: cannot read "),
         (_other_tokenizer, "the tokenizer of"),

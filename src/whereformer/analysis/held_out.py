@@ -16,7 +16,7 @@ from ..data.streams import Stream
 from ..data.tokenizers import Vocabulary
 from ..data.windows import IGNORED, mask_tokens
 from ..models import Electra, EncoderForCausalLM
-from ..models.heads import label_places
+from ..models.heads import label_indices
 
 
 class HeldOut:
@@ -139,7 +139,7 @@ def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScor
 def _score_tokens(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
     logits, labels = model(**batch).logits, batch["labels"]
-    indices = label_places(labels, getattr(model.config, "label_share", None))
+    indices = label_indices(labels, getattr(model.config, "label_share", None))
     targets = labels.flatten()[indices]
     if logits.ndim == 3:  # of all tokens, without sparse_prediction
         # A causal model predicts the next token.

@@ -91,7 +91,9 @@ def read_layer_scores(encoder: Encoder, length: int) -> Iterator[LayerScores]:
         in_input = embedded and layer == 0
         if not in_input:
             hidden = hidden.mean(1, keepdim=True).expand(-1, positions.length, -1)
-        arguments, options = attention.call(hidden, hidden, encoder.position, Site(positions, positions, layer))
+        arguments, options = attention.attention_arguments(
+            hidden, hidden, encoder.position, Site(positions, positions, layer)
+        )
         scores, _ = attention_scores(make_call(*arguments, **options))
         scores = scores[0].clone()
         if in_input:

@@ -6,10 +6,10 @@ from itertools import cycle, islice
 from typing import NamedTuple
 
 from ..errors import InputError, short_repr
-from .checks import MOST_IDS
+from .checks import MAX_IDS
 
-MOST_LAYERS = 1000
-"""The most layers, counted once per pass, which is what the deepest Transformers have."""
+MAX_LAYERS = 1000
+"""The largest number of layers, counted once per pass, as in the deepest Transformers."""
 
 
 class Block(NamedTuple):
@@ -26,25 +26,25 @@ def parse_blocks(blocks: str, name: str = "blocks") -> tuple[Block, ...]:
     the argument ``name``.
 
     Raises:
-        ValueError: for anything else, and for more than MOST_LAYERS layers.
+        ValueError: for anything else, and for more than MAX_LAYERS layers.
     """
     parsed = []
-    for part in str(blocks).split("-", MOST_LAYERS):
+    for part in str(blocks).split("-", MAX_LAYERS):
         # More digits than Python reads would be an error of another kind.
         match = re.fullmatch(r"([1-9][0-9]{0,20})(?:x([1-9][0-9]{0,20}))?", part)
         if match is None:
             raise InputError(name, f"expected layers as '12', '1x12' or '4-4-4', got {short_repr(blocks)}")
         parsed.append(Block(int(match[1]), int(match[2] or 1)))
     passes = sum(block.layers * block.repeats for block in parsed)
-    if passes > MOST_LAYERS:
-        raise InputError(name, f"expected at most {MOST_LAYERS} layers, got {passes}")
+    if passes > MAX_LAYERS:
+        raise InputError(name, f"expected at most {MAX_LAYERS} layers, got {passes}")
     return tuple(parsed)
 
 
 def parse_windows(windows: str | None, blocks: Sequence[Block], decoder: Sequence[Block]) -> tuple[int | None, ...]:
-    """Return the window of every pass through a layer, in order, the decoder's last; None where there is none.
+    """Return the window of every pass through a layer, in order, the decoder's last; None for a pass without a window.
 
-    "128,128,0" gives two layers windows of 128 positions and the third none, and so on in turn. None is no windows.
+    "128,128,0" gives two layers windows of 128 positions and the third none, and so on in turn. None: no windows.
 
     Raises:
         ValueError: for anything else, and a window below the distance of neighbors in a pooled block.
@@ -59,11 +59,11 @@ def parse_windows(windows: str | None, blocks: Sequence[Block], decoder: Sequenc
             "windows", f"expected numbers as '128' or '128,128,0' (0: no window), got {short_repr(windows)}"
         )
     numbers = [int(number) for number in windows.split(",")]
-    if max(numbers) > MOST_IDS:
-        raise InputError("windows", f"expected at most {MOST_IDS}, got {max(numbers)}")
-    found = tuple(number or None for number in islice(cycle(numbers), len(strides)))
-    for window, stride in zip(found, strides, strict=True):
+    if max(numbers) > MAX_IDS:
+        raise InputError("windows", f"expected at most {MAX_IDS}, got {max(numbers)}")
+    layer_windows = tuple(number or None for number in islice(cycle(numbers), len(strides)))
+    for window, stride in zip(layer_windows, strides, strict=True):
         if window is not None and window < stride:
             reason = f"expected at least {stride} where pooled tokens are {stride} positions apart, got {window}"
             raise InputError("windows", reason)
-    return found
+    return layer_windows

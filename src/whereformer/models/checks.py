@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
@@ -27,111 +27,109 @@ def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
 def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
     """Raise an InputError that names the argument unless every token has a position."""
     shape = positions.shape
-    # Comparing shapes of different dimensions would compare symbolic sizes that have nothing to do with one another.
+    # Comparing shapes of different dimensions would compare unrelated symbolic sizes.
     rows = shape[0] == batch or shape[0] == 1 if positions.dim() in (2, 3) else positions.dim() == 1
     if not rows or shape[min(positions.dim(), 2) - 1] != length:
         raise InputError(name, f"expected shape {(length,)} or {(batch, length)}, got {tuple(positions.shape)}")
 
 
-def whole_numbers(name: str, numbers: Tensor) -> Tensor:
-    """Return whole numbers as int64; others raise an InputError that names the argument."""
+def check_integers(name: str, numbers: Tensor) -> Tensor:
+    """Return integers as int64; other dtypes raise an InputError that names the argument."""
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
-        raise InputError(name, f"expected whole numbers, got {numbers.dtype}")
+        raise InputError(name, f"expected integers, got {numbers.dtype}")
     return numbers.long()
 
 
-def real_tokens(mask: Tensor | None) -> Tensor | None:
-    """Return which tokens a mask of padding, (batch, n), calls real.
+def to_token_mask(mask: Tensor | None) -> Tensor | None:
+    """Return a padding mask (batch, n) as bool, True = a token, False = padding.
 
-    A mask that hides nothing is None, as if there were none, where looking at it would not stall a device.
+    A mask without padding becomes None if it can be read without making a device wait.
     """
     if mask is None:
         return None
-    real = mask.bool()
-    return None if can_read(real) and bool(real.all()) else real
+    token_mask = mask.bool()
+    return None if can_read(token_mask) and bool(token_mask.all()) else token_mask
 
 
-def embedded_tokens(
-    name: str, embeddings: nn.Module, width: int, ids: Tensor | None, embedded: Tensor | None
-) -> Tensor:
+def embed_tokens(name: str, embeddings: nn.Module, width: int, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
     """Return embedded tokens (batch, n, width).
 
     Args:
-        name: the argument that has the ids.
-        embeddings: the table of embeddings, or what stands for it.
-        width: that of an embedding.
+        name: the name of the argument ``ids``.
+        embeddings: the table of embeddings, or a module in its place.
+        width: the width of an embedding.
         ids: (batch, n).
-        embedded: (batch, n, width), in place of the ids.
+        embedded: (batch, n, width), instead of the ids.
 
     Raises:
-        ValueError: unless exactly one is given, of this shape.
+        ValueError: unless exactly one is passed, in this shape.
     """
-    other = name.replace("input_ids", "inputs_embeds")
+    embedded_name = name.replace("input_ids", "inputs_embeds")
     if (ids is None) == (embedded is None):
-        raise ValueError(f"{name} and {other}: give exactly one of them")
+        raise ValueError(f"{name} and {embedded_name}: pass exactly one of them")
     if embedded is not None:
         if embedded.dim() != 3 or embedded.shape[-1] != width:
-            raise InputError(other, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
+            raise InputError(embedded_name, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
         return embedded
     assert ids is not None
     if ids.dim() != 2:
         raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
-    found: Tensor = embeddings(ids)
-    return found
+    states: Tensor = embeddings(ids)
+    return states
 
 
-MOST_WIDTH = 2**20
-"""The largest width and number of heads. Beyond it, torch could not hold the number of a weight's bytes."""
-MOST_IDS = 2**31 - 1
-"""The largest number of tokens, positions or types, which 32 bits still count."""
+MAX_WIDTH = 2**20
+"""The largest width and number of heads. Above it, torch could not hold the number of a weight's bytes."""
+MAX_IDS = 2**31 - 1
+"""The largest number of tokens, positions or types that fits in 32 bits."""
 
-MOST_LABELS = 2**16
-"""The most labels of a classifier. transformers gives each a name, so a file could take any amount of memory."""
+MAX_LABELS = 2**16
+"""The largest number of labels of a classifier. transformers gives each a name, so a file could need any memory."""
 
-_OF_TRANSFORMERS = {
+_TRANSFORMERS_NAMES = {
     *("num_labels", "torch_dtype", "name_or_path", "_name_or_path", "_commit_hash", "per_layer_config"),
     *("attn_implementation", "experts_implementation", "output_attentions", "use_return_dict", "use_cache"),
     *("bos_token_id", "eos_token_id", "sep_token_id", "num_hidden_layers"),
 }
-"""What transformers takes besides fields, or reads from any configuration. ``num_hidden_layers`` has its own error."""
+"""Names that transformers accepts besides fields, or reads from any configuration; num_hidden_layers has an error."""
 
 
-def _known(config_class: Any) -> set[str]:
-    return {*(field.name for field in fields(config_class)), *config_class.attribute_map, *_OF_TRANSFORMERS}
+def _known_names(config_class: type[PreTrainedConfig]) -> set[str]:
+    return {*(field.name for field in fields(config_class)), *config_class.attribute_map, *_TRANSFORMERS_NAMES}
 
 
 class StrictConfig(PreTrainedConfig):
     """The fields that all models have, with BERT's defaults; :class:`EncoderConfig` describes them.
 
-    The constructor refuses what is no field; where it stands in a file, it is left out. The tables below say what
-    values fields may have.
+    The constructor refuses names that are not fields; in a file, they are ignored. The tables below list the values
+    that fields may have.
 
     Raises:
-        InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, methods or options
-            that there are not, or an entry that is no field.
+        InputError: for a value that a field may not have, heads that do not divide ``hidden_size``, unknown methods or
+            options, or a name that is not a field.
     """
 
     bounds: ClassVar[Mapping[str, tuple[float, float]]] = {
-        "vocab_size": (1, MOST_IDS),
-        **dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim"), (1, MOST_WIDTH)),
-        "intermediate_size": (1, 8 * MOST_WIDTH),
-        "max_position_embeddings": (1, MOST_IDS),
-        "pad_token_id": (0, MOST_IDS),
+        "vocab_size": (1, MAX_IDS),
+        **dict.fromkeys(("hidden_size", "num_attention_heads", "head_dim"), (1, MAX_WIDTH)),
+        "intermediate_size": (1, 8 * MAX_WIDTH),
+        "max_position_embeddings": (1, MAX_IDS),
+        "pad_token_id": (0, MAX_IDS),
         **dict.fromkeys(("hidden_dropout_prob", "activation_dropout_prob"), (0.0, 1.0)),
         "attention_probs_dropout_prob": (0.0, 0.99),
         "initializer_range": (0.0, 1e3),
         "layer_norm_eps": (0.0, 1.0),
     }
-    """The least and the greatest value of numeric fields. Where both are whole numbers, so is the value."""
+    """The minimum and maximum of numeric fields. If both are integers, the value must be one, too."""
     choices: ClassVar[Mapping[str, Collection[str]]] = {"norm": ("post", "pre"), "attention_backend": BACKENDS}
-    """The allowed values of fields that take one of a few."""
+    """The allowed values of fields with a list of choices."""
     activations: ClassVar[tuple[str, ...]] = ("hidden_act",)
     """The fields that name an activation of transformers."""
 
     vocab_size: int = 30522
     hidden_size: int = 768
     num_attention_heads: int = 12
-    intermediate_size: int = None  # type: ignore[assignment]  # filled in below or by classes, as the next one
+    intermediate_size: int = None  # type: ignore[assignment]  # set below or by classes, like the next one
     head_dim: int = None  # type: ignore[assignment]
     position: str = "learned"
     position_options: dict[str, Any] | None = None
@@ -148,31 +146,31 @@ class StrictConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        known = {name for name in _known(cls) if not name.endswith("_implementation")}
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        known = {name for name in _known_names(cls) if not name.endswith("_implementation")}
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         for name in kwargs:
-            if name not in _known(type(self)):
+            if name not in _known_names(type(self)):
                 names = [field.name for field in fields(type(self)) if not field.name.startswith("_")]
-                raise InputError(name, f"{type(self).__name__} has no such field{suggest(name, names)}")
+                raise InputError(name, f"not a field of {type(self).__name__}{suggest(name, names)}")
         check_entries(kwargs)
         for field in fields(type(self)):
-            name, value, usual = field.name, getattr(self, field.name), field.default
-            if name in self.bounds and (value is not None or not (usual is None or name.endswith("_token_id"))):
+            name, value, default = field.name, getattr(self, field.name), field.default
+            if name in self.bounds and (value is not None or not (default is None or name.endswith("_token_id"))):
                 _check_number(name, value, *self.bounds[name])
-            if type(usual) in (bool, str):
-                check_kind(name, value, type(usual))
-        for name, known in self.choices.items():
-            check_choice(name, getattr(self, name), known)
+            if type(default) in (bool, str):
+                check_kind(name, value, type(default))
+        for name, choices in self.choices.items():
+            check_choice(name, getattr(self, name), choices)
         for name in self.activations:
             check_choice(name, getattr(self, name), ACT2FN)
         self._check_position()
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
-                told = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
-                raise InputError("num_attention_heads", told)
+                reason = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
+                raise InputError("num_attention_heads", reason)
             self.head_dim = self.hidden_size // self.num_attention_heads
         super().__post_init__(**kwargs)
 
@@ -197,10 +195,10 @@ def _check_number(name: str, value: object, low: float, high: float) -> None:
     check_range(name, value, low, high)
 
 
-def check_entries(entries: Mapping[str, Any]) -> None:
-    """Raise an InputError for what transformers acts on first: it names all labels, and runs the Hub's kernels."""
+def check_entries(entries: Mapping[str, object]) -> None:
+    """Check the entries that transformers acts on first: it creates a name for each label, and runs Hub kernels."""
     if entries.get("num_labels") is not None:
-        _check_number("num_labels", entries["num_labels"], 0, MOST_LABELS)
+        _check_number("num_labels", entries["num_labels"], 0, MAX_LABELS)
     for name, value in entries.items():
         if name.endswith("_implementation") and "/" in str(value):
             raise InputError(name, f"code from the Hub is not run, got {short_repr(value)}")
@@ -209,7 +207,7 @@ def check_entries(entries: Mapping[str, Any]) -> None:
 
 
 class OneDeviceModel(PreTrainedModel):
-    """A model that computes attention itself, and on one device: all layers share the tables of a position there."""
+    """A model that computes attention itself, and on one device, where all layers share a position method's tables."""
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
@@ -221,7 +219,7 @@ class OneDeviceModel(PreTrainedModel):
 
 def check_devices(model: PreTrainedModel) -> None:
     """Raise an InputError if a ``device_map`` spread a model over several devices, or put parts of it on disk."""
-    places: dict[str, Any] = getattr(model, "hf_device_map", {})
-    devices = sorted({str(place) for place in places.values()})
+    device_map: dict[str, object] = getattr(model, "hf_device_map", {})
+    devices = sorted({str(device) for device in device_map.values()})
     if len(devices) > 1 or devices == ["disk"]:
         raise InputError("device_map", f"expected one device for the whole model, got {', '.join(devices)}")

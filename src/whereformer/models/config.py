@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Self
 from ..errors import InputError, short_repr
 from ..positions import component_names
 from .blocks import Block, parse_blocks, parse_windows
-from .checks import MOST_IDS, MOST_WIDTH, StrictConfig
+from .checks import MAX_IDS, MAX_WIDTH, StrictConfig
 from .pooling import Pooling
 
 _WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
@@ -51,9 +51,9 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_WITHOUT_DROPOUT,
     },
 }
-"""Fields of :class:`EncoderConfig` that are not its defaults, by the name of a published model.
+"""Fields of :class:`EncoderConfig` that differ from its defaults, by the name of a published model.
 
-"hybrid" is what many language models of 2025 and 2026 do, as an encoder: rotations in windows, and in every fourth
+"hybrid" is an encoder in the style of many language models of 2025 and 2026: rotations in windows, and in every fourth
 layer all tokens, no positions, and scores that grow with the length (Llama 4, SmolLM3, Command A).
 
 Sources: Devlin et al. (2019, arXiv 1810.04805), Lan et al. (2020, 1909.11942; version 2 of the checkpoints), Clark et
@@ -72,7 +72,7 @@ class EncoderConfig(StrictConfig):
         embedding_projection: whether embeddings as wide as hidden_size are projected, too (ALBERT).
         num_attention_heads: heads; they must divide hidden_size.
         intermediate_size: hidden width of the feed-forward layers. None: 4 * hidden_size; if they are gated, two thirds
-            of that, rounded up to a multiple of 8, so that they have about as many weights.
+            of that, rounded up to a multiple of 8, so that the number of weights is about the same.
         head_dim: width of one head; hidden_size / num_attention_heads if None.
         blocks: the layers in the notation of :func:`parse_blocks`; each block after the first begins by halving the
             sequence.
@@ -92,11 +92,11 @@ class EncoderConfig(StrictConfig):
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
             (transformer_xl: it has none).
         truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256.
-        mask_pooling: a pooled token is real if "any" of its tokens is (Funnel-Transformer), or if "all" are
-            (transformers' FunnelModel, which therefore loses tokens before the padding).
+        mask_pooling: a pooled token is padding unless "any" of its tokens is not padding (Funnel-Transformer), or
+            unless "all" are not (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
             repeated over the layers in turn, which are counted as for windows.
-        position_options: the method's options; in a dictionary by the method's name those of one of several.
+        position_options: the method's options; the options of one of several methods are a dictionary under its name.
         max_position_embeddings: the number of positions for methods that have a fixed number.
         count_padding: whether default positions count tokens that are ``pad_token_id``, as BERT's do. RoBERTa's and
             MPNet's do not, so that a row padded on the left has the positions that it has without the padding.
@@ -124,19 +124,19 @@ class EncoderConfig(StrictConfig):
         classifier_act: activation in the classifier of sequences (BERT: "tanh", ELECTRA: "gelu").
         classifier_norm: whether a norm follows that activation. Classifiers of tokens then have the dense layer,
             activation and norm too (ModernBERT).
-        classifier_pooling: what sequences are classified by: the last state of the first token ("cls"), or the mean of
-            all tokens' ("mean", for a single block).
+        classifier_pooling: the state that classifies a sequence: the last state of the first token ("cls"), or the mean
+            of all tokens' last states ("mean", for a single block).
         type_vocab_size: token types (segments); 0 for none.
         segments: how token types act: "embedding" adds to the token embeddings (BERT); "attention" has one score for
-            pairs of the same type and another for pairs of different ones (Funnel), where [CLS] has type 2, which
+            pairs of the same type and another for pairs of different types (Funnel), where [CLS] has type 2, which
             equals every type.
         initializer_range: standard deviation of freshly drawn weights.
         layer_norm_eps: epsilon of the layer norms.
         lm_head: "bert": a dense layer, activation and norm before the tied embeddings; "tied": only those.
-        tie_word_embeddings: False gives the masked-LM head a matrix of its own in place of the embeddings.
+        tie_word_embeddings: False gives the masked-LM head a separate matrix instead of the embeddings.
         sparse_prediction: compute masked-LM logits only where there is a label; they are then (labels, vocab_size).
-        label_share: with sparse_prediction, the most labels in a row, as a share of its n tokens. Logits are then
-            (batch * max(1, round(label_share * n)), vocab_size), and a GPU need not wait until labels are counted.
+        label_share: with sparse_prediction, the largest number of labels in a row, as a share of its n tokens. Logits
+            are then (batch * max(1, round(label_share * n)), vocab_size), and a GPU need not wait to count the labels.
         attention_backend: the backend of :func:`whereformer.attention`.
 
     Raises:
@@ -146,8 +146,8 @@ class EncoderConfig(StrictConfig):
     model_type = "whereformer"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **StrictConfig.bounds,
-        "embedding_size": (1, MOST_WIDTH),
-        "type_vocab_size": (0, MOST_IDS),
+        "embedding_size": (1, MAX_WIDTH),
+        "type_vocab_size": (0, MAX_IDS),
         "classifier_dropout": (0.0, 1.0),
         "attention_scale": (0.0, 1e3),
         "label_share": (0.0, 1.0),
@@ -192,42 +192,42 @@ class EncoderConfig(StrictConfig):
     sparse_prediction: bool = False
     label_share: float | None = None
 
-    def __post_init__(self, **kwargs: Any) -> None:
-        # A single whole number is fine as a number too.
+    def __post_init__(self, **kwargs: object) -> None:
+        # A single integer is accepted as a number, too.
         for name in ("blocks", "decoder_layers", "windows"):
             if type(getattr(self, name)) is int:
                 setattr(self, name, short_repr(getattr(self, name)))
         if "num_hidden_layers" in kwargs:
-            raise InputError("num_hidden_layers", f"say blocks={short_repr(kwargs['num_hidden_layers'])!r} instead")
+            raise InputError("num_hidden_layers", f"use blocks={short_repr(kwargs['num_hidden_layers'])!r} instead")
         super().__post_init__(**kwargs)
         pools, decoder = len(parse_blocks(self.blocks)) > 1, self.decoder_blocks
         pad, blocks, pooling = self.pad_token_id, self.blocks, self.classifier_pooling
-        for wrong, name, reason in (
+        for is_wrong, name, reason in (
             ((pad or 0) >= self.vocab_size, "pad_token_id", f"expected a token of the {self.vocab_size}, got {pad}"),
             (not self.count_padding and pad is None, "count_padding", "False needs a pad_token_id, got None"),
             (len(decoder) > 1, "decoder_layers", f"expected one block as '2' or '1x2', got {self.decoder_layers!r}"),
-            (decoder and not pools, "decoder_layers", f"no pooling is there to undo, got blocks={blocks!r}"),
+            (decoder and not pools, "decoder_layers", f"there is no pooling to undo, got blocks={blocks!r}"),
             (not self.first_norm and self.norm != "pre", "first_norm", f"False needs norm 'pre', got {self.norm!r}"),
             (pools and pooling != "cls", "classifier_pooling", f"{pooling!r} needs one block, got blocks={blocks!r}"),
             (pools and self.causal, "causal", f"pooling mixes a token with the next, got blocks={blocks!r}"),
             (self.segments == "attention" and not self.type_vocab_size, "segments", "'attention' needs types, got 0"),
         ):
-            if wrong:
+            if is_wrong:
                 raise InputError(name, reason)
         self.layer_windows()
         if self.embedding_size is None:
             self.embedding_size = self.hidden_size
         if self.intermediate_size is None:
-            gated = self.feed_forward == "gated"
-            self.intermediate_size = 8 * ceil(self.hidden_size / 3) if gated else 4 * self.hidden_size
+            is_gated = self.feed_forward == "gated"
+            self.intermediate_size = 8 * ceil(self.hidden_size / 3) if is_gated else 4 * self.hidden_size
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> Self:
+    def preset(cls, name: str, **changes: object) -> Self:
         """Return a configuration with the options of a published model; ``changes`` replace fields.
 
-        Options are those of the architecture: layers, norms, biases, activation, positions, heads and dropout. Sizes
-        stay the defaults; the published ones are below. Changes win over the preset. If ``position`` changes, the
-        options of the preset's method go.
+        A preset has the options of an architecture: layers, norms, biases, activation, positions, heads and dropout.
+        Sizes stay the defaults; the published sizes are below. ``changes`` override the preset. If they change
+        ``position``, the options of the preset's method are dropped.
 
         - "bert": 12 layers, width 768, 12 heads, intermediate_size 3072.
         - "albert": one layer used 12 times (blocks="1x12"), embedding_size 128, otherwise as BERT.
@@ -237,7 +237,7 @@ class EncoderConfig(StrictConfig):
           attends to all, the others to 64 positions on each side.
 
         Raises:
-            ValueError: for another name, or for changes with which no model can be built.
+            ValueError: for another name, or if the changes do not fit a model.
         """
         return cls(**preset_fields(name, changes))
 
@@ -247,12 +247,12 @@ class EncoderConfig(StrictConfig):
         return len(parse_blocks(self.blocks)) == 1 or (self.decoder_layers != "0" and self.with_decoder)
 
     def without_decoder(self) -> "EncoderConfig":
-        """Return the configuration of the same model without its decoder; itself if it has none."""
+        """Return the configuration of the same model without its decoder; this object if it has none."""
         if self.decoder_layers == "0":
             return self
-        own = deepcopy(self)
-        own.with_decoder = False
-        return own
+        config = deepcopy(self)
+        config.with_decoder = False
+        return config
 
     @property
     def decoder_blocks(self) -> tuple[Block, ...]:
@@ -299,7 +299,8 @@ class EncoderConfig(StrictConfig):
 def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a preset with changes.
 
-    Another position method takes no options of the preset's, unless it joins the preset's own.
+    If they change ``position``, the preset's ``position_options`` are dropped, unless the new method has the preset's
+    method as a part.
 
     Raises:
         ValueError: for another name.

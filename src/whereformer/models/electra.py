@@ -1,4 +1,4 @@
-"""ELECTRA: a generator replaces some tokens, and a discriminator, the model to keep, tells which are replaced."""
+"""ELECTRA: a generator replaces some tokens, and a discriminator, the model to keep, predicts which are replaced."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..errors import InputError
 from .checks import check_shape
 from .config import EncoderConfig
 from .encoder import EncoderPreTrainedModel
-from .heads import EncoderForMaskedLM, EncoderForPreTraining, label_places
-from .inputs import TokenInputs, takes
+from .heads import EncoderForMaskedLM, EncoderForPreTraining, label_indices
+from .inputs import TokenInputs, accepts
 
 
 class ElectraPretrainingConfig(EncoderConfig):
@@ -24,14 +24,14 @@ class ElectraPretrainingConfig(EncoderConfig):
         generator_size: the generator's width divided by the discriminator's.
         discriminator_weight: the weight of the discriminator's loss, where the generator's is 1.
 
-    The other fields are those of :class:`EncoderConfig`.
+    The other fields are as in :class:`EncoderConfig`.
 
     Raises:
         ValueError: for a combination that fits no model; the message names the field.
     """
 
-    # It is not named ElectraConfig, because transformers' auto classes look configurations up by class name and have
-    # that.
+    # It is not named ElectraConfig, because transformers' auto classes look configurations up by class name, and
+    # transformers has a class with that name.
     model_type = "whereformer_electra"
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **EncoderConfig.bounds,
@@ -68,12 +68,12 @@ class ElectraOutput(ModelOutput):
     Args:
         loss: ``generator_loss + config.discriminator_weight * discriminator_loss``.
         generator_loss: mean cross-entropy over the targets.
-        discriminator_loss: mean binary cross-entropy over real tokens, [CLS] and [SEP] included.
-        accuracy: the share of real tokens that the discriminator judges correctly.
-        replaced_recall: the share of replaced tokens that it finds; NaN if none was replaced.
+        discriminator_loss: mean binary cross-entropy over tokens without padding, including [CLS] and [SEP].
+        accuracy: the share of these tokens that the discriminator classifies correctly.
+        replaced_recall: the share of replaced tokens that it detects; NaN if none was replaced.
         sampled_ids: (batch, n) the discriminator's input.
         generator_logits: (targets, vocab_size), row by row of the batch. With ``config.label_share``, targets are
-            :func:`~whereformer.models.heads.label_places`.
+            :func:`~whereformer.models.heads.label_indices`.
         discriminator_logits: (batch, n), positive for "original".
     """
 
@@ -148,7 +148,7 @@ class Electra(EncoderPreTrainedModel):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.generator.set_output_embeddings(new_embeddings)
 
-    @takes(TokenInputs)
+    @accepts(TokenInputs)
     def forward(
         self,
         input_ids: Tensor,
@@ -159,18 +159,18 @@ class Electra(EncoderPreTrainedModel):
         uniforms: Tensor | None = None,
         **inputs: Unpack[TokenInputs],
     ) -> ElectraOutput:
-        """Let the generator predict the targets, sample from it, and let the discriminator judge every token.
+        """Let the generator predict the targets, sample from it, and let the discriminator classify every token.
 
         Arguments as :meth:`Encoder.forward`, and:
 
         Args:
             input_ids: (batch, n) token ids with the targets masked, or replaced by other tokens for the generator.
-            labels: (batch, n) the original ids at the targets, -100 elsewhere, where ``input_ids`` are the original.
+            labels: (batch, n) the original ids at the targets; -100 elsewhere, where ``input_ids`` are the originals.
             sampled_ids: (batch, n) the discriminator's input; by default ``input_ids`` with a sample from the
                 generator's distribution at every target, masked or not. A sample that happens to be the original counts
                 as original.
-            uniforms: (batch, n) random numbers from 0 to 1, of which those at the targets draw the samples. By default
-                they are drawn anew. With the same numbers and the same logits, the samples are the same.
+            uniforms: (batch, n) random numbers from 0 to 1; the numbers at the targets draw the samples. By default,
+                new numbers are drawn. With the same numbers and the same logits, the samples are the same.
 
         Raises:
             ValueError: for shapes that do not fit, or labels without a target; the message names the argument.
@@ -183,30 +183,30 @@ class Electra(EncoderPreTrainedModel):
         if len(generated.logits) == 0:
             raise InputError("labels", "expected at least one target, got -100 everywhere")
         if sampled_ids is None:
-            places = label_places(labels, self.config.label_share)
-            drawn = sample(generated.logits, None if uniforms is None else uniforms.flatten()[places])
-            samples = input_ids.flatten().scatter(0, places, drawn.to(input_ids.dtype)).view_as(input_ids)
+            indices = label_indices(labels, self.config.label_share)
+            tokens = sample(generated.logits, None if uniforms is None else uniforms.flatten()[indices])
+            samples = input_ids.flatten().scatter(0, indices, tokens.to(input_ids.dtype)).view_as(input_ids)
             sampled_ids = torch.where(targets, samples, input_ids)
-        original = sampled_ids == torch.where(targets, labels, input_ids)
-        judged = self.discriminator(sampled_ids, attention_mask, labels=original, **inputs, return_dict=True)
-        real = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
-        right = (judged.logits > 0) == original
-        replaced = real & ~original
+        is_original = sampled_ids == torch.where(targets, labels, input_ids)
+        predicted = self.discriminator(sampled_ids, attention_mask, labels=is_original, **inputs, return_dict=True)
+        token_mask = torch.ones_like(targets) if attention_mask is None else attention_mask.bool()
+        is_correct = (predicted.logits > 0) == is_original
+        is_replaced = token_mask & ~is_original
         return ElectraOutput(
-            loss=generated.loss + self.config.discriminator_weight * judged.loss,
+            loss=generated.loss + self.config.discriminator_weight * predicted.loss,
             generator_loss=generated.loss,
-            discriminator_loss=judged.loss,
-            accuracy=(right & real).sum() / real.sum(),
-            replaced_recall=(right & replaced).sum() / replaced.sum(),
+            discriminator_loss=predicted.loss,
+            accuracy=(is_correct & token_mask).sum() / token_mask.sum(),
+            replaced_recall=(is_correct & is_replaced).sum() / is_replaced.sum(),
             sampled_ids=sampled_ids,
             generator_logits=generated.logits,
-            discriminator_logits=judged.logits,
+            discriminator_logits=predicted.logits,
         )
 
 
 @torch.no_grad()
 def sample(logits: Tensor, uniforms: Tensor | None = None) -> Tensor:
-    """Sample from the distributions of logits (targets, vocab_size): the token in which a uniform number falls.
+    """Sample from the distributions of logits (targets, vocab_size): the token whose interval has a uniform number.
 
     Args:
         logits: (targets, vocab_size).
@@ -217,7 +217,7 @@ def sample(logits: Tensor, uniforms: Tensor | None = None) -> Tensor:
     """
     if uniforms is None:
         uniforms = torch.rand(len(logits), device=logits.device)
-    # In single precision, the sum of many small chances would be too coarse for rare tokens.
-    ends = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
-    # A token whose chance is 0 begins where it ends, and no number falls there.
-    return torch.searchsorted(ends, uniforms.double().unsqueeze(1) * ends[:, -1:], right=True).squeeze(1)
+    # In single precision, the sum of many small probabilities would be too coarse for rare tokens.
+    stops = logits.float().softmax(-1).cumsum(-1, dtype=torch.float64)
+    # The interval of a token with probability 0 is empty, so no number is in it.
+    return torch.searchsorted(stops, uniforms.double().unsqueeze(1) * stops[:, -1:], right=True).squeeze(1)

@@ -17,10 +17,10 @@ from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
-from .checks import OneDeviceModel, check_positions, check_shape, embedded_tokens, real_tokens, whole_numbers
+from .checks import OneDeviceModel, check_integers, check_positions, check_shape, embed_tokens, to_token_mask
 from .config import EncoderConfig
-from .inputs import EncoderInputs, asks_for, takes
-from .layers import Attention, Layer, SegmentScores, check_types, layer_norm, may_share, number_of_types, position_of
+from .inputs import EncoderInputs, accepts, is_requested
+from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
 from .loading_report import LoadingReport
 from .pooling import FunnelState, PackedDocuments
 
@@ -58,13 +58,13 @@ class Embeddings(nn.Module):
 
 @dataclass
 class EncoderOutput(BaseModelOutput):
-    """What an :class:`Encoder` returns: also the documents of packed rows, of which fewer tokens may be left."""
+    """The output of an :class:`Encoder`, with the document ids of packed rows; pooling leaves fewer tokens."""
 
     documents: Tensor | None = None
 
 
 class EncoderPreTrainedModel(OneDeviceModel):
-    """The base class of this library's encoders, with what Hugging Face needs to know about them."""
+    """The base class of this library's encoders, with the settings that transformers reads."""
 
     config_class = EncoderConfig
     base_model_prefix = "encoder"
@@ -75,7 +75,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None
-    """What :func:`whereformer.load_pretrained` kept, dropped and initialized, if it loaded this model."""
+    """The tensors that :func:`whereformer.load_pretrained` loaded, dropped and initialized; None for other models."""
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -113,16 +113,18 @@ class Encoder(EncoderPreTrainedModel):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
         blocks = parse_blocks(config.blocks)
-        more = {
-            "embedding_size": config.embedding_size,
-            "separate_cls": config.separate_cls,
-            "layer_of_pass": config.passes,
-        }
-        self.position = position_of(config, config.num_hidden_layers, causal=config.causal, **more)
+        self.position = build_position_for(
+            config,
+            config.num_hidden_layers,
+            causal=config.causal,
+            embedding_size=config.embedding_size,
+            separate_cls=config.separate_cls,
+            layer_of_pass=config.passes,
+        )
         self.embeddings = Embeddings(config)
         self.pooling = config.make_pooling()
         ends = (0, *accumulate(block.layers * block.repeats for block in blocks))
-        # Indices of passes: those of each block, then the decoder's.
+        # Indices of passes: first the blocks', then the decoder's.
         self.blocks = [range(*block) for block in pairwise(ends)]
         self.passes = config.passes if config.with_decoder else config.passes[: ends[-1]]
         self.decoder = range(ends[-1], len(self.passes))
@@ -148,7 +150,7 @@ class Encoder(EncoderPreTrainedModel):
         sizes = [f"{name}={getattr(self.config, name)!r}" for name in names]
         return ", ".join([*sizes, f"parameters={sum(parameter.numel() for parameter in self.parameters()):,}"])
 
-    @takes(EncoderInputs)
+    @accepts(EncoderInputs)
     def forward(
         self,
         input_ids: Integer[Tensor, "batch n"] | None = None,
@@ -159,51 +161,53 @@ class Encoder(EncoderPreTrainedModel):
 
         Args:
             input_ids: (batch, n) token ids; or give ``inputs_embeds`` (batch, n, embedding_size).
-            attention_mask: (batch, n), nonzero = a real token; every token is real by default.
-            token_type_ids: (batch, n). By default 0; with ``segments="attention"`` there is no score for types then.
-            position_ids: (n,) or (batch, n), or for rope with sections (batch, n, axes); whole or (if the method allows
-                it) fractional, up to 2 ** 31 - 1; by default 0 .. n - 1, or without padding
-                (``config.count_padding``). In every pooling, given positions become those of the first token, and [CLS]
-                keeps its own. By default, [CLS] moves so that all neighbors are equally far apart; methods
-                with a score for that distance (shaw, t5, rope, tisa, alibi, fire) tell the two apart.
-            document_ids: (batch, n) for packed rows: tokens attend only within their own document, whose ids stand side
-                by side. Positions start again with each run of equal ids by default. In a causal model, position_ids
-                that do so at a real token are enough, with or without an attention_mask. A model that pools takes one
-                row without padding, and pools each apart.
-            cu_seq_lens_q, seq_idx: in place of document_ids, what transformers' collators say of packed rows: where the
-                texts of one row begin and the last one ends, (texts + 1,), and a number for each text, (batch, n).
-                position_ids then have to start at 0 in each, which is checked on the CPU. ``cu_seq_lens_k`` equals
-                ``cu_seq_lens_q``. Accelerators and compiled code read ``max_length_q``, nothing reads ``max_length_k``.
-            use_cache: False or None; some trainers say so.
+            attention_mask: (batch, n), nonzero = a token, 0 = padding; None: all are tokens.
+            token_type_ids: (batch, n). By default 0; with ``segments="attention"`` types then add no score.
+            position_ids: (n,) or (batch, n), or for rope with sections (batch, n, axes); integers or (if the method
+                allows it) fractions, up to 2 ** 31 - 1; by default 0 .. n - 1, or without padding
+                (``config.count_padding``). In every pooling, a pooled token gets the ``position_ids`` of its first
+                token, and [CLS] keeps its position. Without ``position_ids``, [CLS] moves so that all neighbors are
+                equally far apart. The two differ for methods with a score for that distance (shaw, t5, rope, tisa,
+                alibi, fire).
+            document_ids: (batch, n) for packed rows: tokens attend only within their document, whose ids are adjacent.
+                Positions start again with each run of equal ids by default. In a causal model, position_ids that start
+                again at a token that is not padding are enough, with or without an attention_mask. A model that pools
+                accepts one row without padding, and pools each document separately.
+            cu_seq_lens_q, seq_idx: instead of document_ids, the arguments that transformers' collators pass for packed
+                rows: the index at which each text of one row begins, then the end of the last one, (texts + 1,), or a
+                number for each text, (batch, n). position_ids then have to start at 0 in each text, which is checked on
+                the CPU. ``cu_seq_lens_k`` equals ``cu_seq_lens_q``. Accelerators and compiled code read
+                ``max_length_q``; ``max_length_k`` is never read.
+            use_cache: False or None; some trainers pass it.
             output_hidden_states, output_attentions: also return all hidden states (the embeddings first), or all
-                attention weights (batch, heads, n, n). If gradients are on, the weights have them, and the reference
-                backend computes the output from them.
+                attention weights (batch, heads, n, n). If gradients are on, the weights have gradients, and the
+                reference backend computes the output from the weights.
             return_dict: False for a plain tuple.
 
         Returns:
             ``last_hidden_state`` (batch, n, hidden_size), which is shorter than the input after pooling without a
-            decoder, its ``documents`` (batch, n) in packed rows, and the requested outputs; with a decoder the hidden
-            states include its input.
+            decoder, its ``documents`` (batch, n) in packed rows, and the requested outputs. The hidden states include
+            the input of a decoder.
 
         Raises:
             ValueError: for shapes that do not fit; the message names the argument.
         """
         if inputs.get("use_cache"):
             raise InputError("use_cache", "expected False or None, since an encoder caches nothing, got True")
-        words = embedded_tokens(
+        words = embed_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        site, documents = self._site(words, input_ids, attention_mask, inputs)
+        site, documents = self._make_site(words, input_ids, attention_mask, inputs)
         positions = site.query_positions
         if site.position_stop is not None and documents is None and self.position.depends_on_offsets_only():
-            # Documents are kept apart, so the row's own positions have the same offsets, and faster terms.
+            # Documents do not see each other, so positions in the row give the same offsets, and faster terms.
             row_positions = Positions(0, 1, words.shape[1])
             site = replace(site, query_positions=row_positions, key_positions=row_positions, position_stop=None)
-        share = self.position.with_shared if may_share(self.layers) else lambda site: site
+        share = self.position.with_shared if can_share(self.layers) else lambda site: site
         funnel = FunnelState(self.pooling, site, documents, share, pool_query_only=self.config.pool_query_only)
-        with_weights = asks_for("output_attentions", inputs, self.config)
+        with_weights = is_requested("output_attentions", inputs, self.config)
         attentions: list[Tensor | None] = []
-        states: list[Tensor] | None = [] if asks_for("output_hidden_states", inputs, self.config) else None
+        states: list[Tensor] | None = [] if is_requested("output_hidden_states", inputs, self.config) else None
 
         def run_layer(number: int, queries: Tensor, layer_site: Site, memory: Tensor | None = None) -> Tensor:
             layer_site = replace(layer_site, layer=number, window=self.windows[number])
@@ -214,7 +218,7 @@ class Encoder(EncoderPreTrainedModel):
                 states.append(hidden)
             return hidden
 
-        # Below, no variable holds the embeddings once the first layer has run, so that their memory is free.
+        # Below, no variable holds the embeddings after the first layer has run, so that their memory is freed.
         hidden = self.embeddings(words, inputs.get("token_type_ids"), self.position, positions)
         if states is not None:
             states.append(hidden)
@@ -245,86 +249,95 @@ class Encoder(EncoderPreTrainedModel):
             documents=funnel.site.query_documents,
         )
 
-    def _site(
+    def _make_site(
         self, words: Tensor, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: EncoderInputs
     ) -> tuple[Site, PackedDocuments | None]:
-        """Check what attention needs to know about the tokens; return where they attend to one another, and the texts
-        that pooling has to keep apart."""
+        """Check the inputs; return the site of full length, and the documents that are pooled separately."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
-        given = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
-        for name, ids in given.items():
+        for name, ids in (
+            ("attention_mask", attention_mask),
+            ("token_type_ids", types),
+            ("document_ids", inputs.get("document_ids")),
+        ):
             if ids is not None:
                 check_shape(name, ids, shape)
         if positions is not None:
             check_positions("position_ids", positions, batch, length)
             self.position.check_axes("position_ids", positions)
-        real = real_tokens(attention_mask)
-        documents = self._documents(words, real, inputs)
-        texts = self._texts(documents, real)
-        # Pooled documents are numbered, whatever their ids were.
-        documents = documents if texts is None else texts.ids
+        token_mask = to_token_mask(attention_mask)
+        documents = self._documents(words, token_mask, inputs)
+        packed_documents = self._packed_documents(documents, token_mask)
+        # Pooled documents are numbered, and their ids are not used.
+        documents = documents if packed_documents is None else packed_documents.ids
         if self.config.segments != "attention":
             types = None
         elif types is not None:
-            check_types(types, number_of_types(self.config))
+            check_types(types, count_types(self.config))
         starts = None
         if documents is not None and types is not None:
-            # Padding is no part of a document, whatever its id.
-            first = positions_in_documents(documents, real)[0] == 0
-            starts = first if real is None else first & real
-        at, end = self._places(input_ids, length, documents, inputs)
-        more = {"key_mask": real, "causal": self.config.causal, "position_stop": end}
-        return Site.self_attention(at, documents=documents, segments=types, starts=starts, **more), texts
+            # Padding does not belong to a document, whatever its id is.
+            is_first = positions_in_documents(documents, token_mask)[0] == 0
+            starts = is_first if token_mask is None else is_first & token_mask
+        token_positions, position_stop = self._token_positions(input_ids, length, documents, inputs)
+        site = Site.self_attention(
+            token_positions,
+            documents=documents,
+            segments=types,
+            starts=starts,
+            key_mask=token_mask,
+            causal=self.config.causal,
+            position_stop=position_stop,
+        )
+        return site, packed_documents
 
-    def _documents(self, words: Tensor, real: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
-        """Return the documents of packed rows (batch, n), as given or, in a causal model, by positions; None: one each.
+    def _documents(self, words: Tensor, token_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
+        """Return the document ids of packed rows, (batch, n), in causal models also from positions; None: not packed.
 
-        A document begins at a real token if the real token before it has the same position or a later one. Positions of
-        padding may repeat.
+        A document begins at a token if the token before it has the same position or a larger one. Padding between them
+        is skipped, since its positions may repeat.
         """
         documents, positions = inputs.get("document_ids"), inputs.get("position_ids")
         batch, length = words.shape[:2]
         texts = packed_document_ids(inputs, words, length, length)
         if documents is not None and texts is not None:
-            raise InputError("document_ids", "expected None beside cu_seq_lens_q or seq_idx, which say the same")
+            raise InputError("document_ids", "expected None with cu_seq_lens_q or seq_idx, which have the same meaning")
         if documents is not None or texts is not None:
-            return texts if documents is None else whole_numbers("document_ids", documents)
+            return texts if documents is None else check_integers("document_ids", documents)
         if positions is None or positions.dim() == 3 or not self.config.causal:
             return None
         rows = torch.atleast_2d(positions if positions.is_floating_point() else positions.long())
-        begins = steps_between_tokens(rows, real)[0] <= 0
+        begins = steps_between_tokens(rows, token_mask)[0] <= 0
         if can_read(begins) and not begins.any():
             return None
         return begins.cumsum(1).expand(batch, -1)
 
-    def _texts(self, documents: Tensor | None, real: Tensor | None) -> PackedDocuments | None:
-        """Return the texts of a row that pooling has to keep apart, if there are several and it pools."""
+    def _packed_documents(self, documents: Tensor | None, token_mask: Tensor | None) -> PackedDocuments | None:
+        """Return the documents of a row that are pooled separately; None if rows are not packed, or nothing pools."""
         if documents is None or len(self.blocks) == 1:
             return None
-        if real is not None or len(documents) != 1:
+        if token_mask is not None or len(documents) != 1:
             name = "attention_mask" if len(documents) == 1 else "document_ids"
-            raise InputError(name, "a model that pools takes packed texts in one row, without padding")
+            raise InputError(name, "a model that pools accepts packed texts only in one row without padding")
         return PackedDocuments.from_ids(documents, self.pooling)
 
-    def _places(
+    def _token_positions(
         self, input_ids: Tensor | None, length: int, documents: Tensor | None, inputs: EncoderInputs
     ) -> tuple[PositionsLike, int | None]:
-        """Return the positions of tokens and, in packed rows where they are not free, what none of them reaches."""
-        given = inputs.get("position_ids")
-        collated = inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None
-        if given is not None and not collated:
-            return given, None
-        real = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
+        """Return token positions and, for packed rows without free positions, a bound that they stay below."""
+        position_ids = inputs.get("position_ids")
+        is_collated = inputs.get("cu_seq_lens_q") is not None or inputs.get("seq_idx") is not None
+        if position_ids is not None and not is_collated:
+            return position_ids, None
+        token_mask = None if input_ids is None or self.config.count_padding else input_ids != self.config.pad_token_id
         if documents is None:
-            at = None if real is None else positions_from_mask(real)
-            return Positions(0, 1, length) if at is None else at, None
-        longest = inputs.get("max_length_q")
-        places, end = positions_in_documents(documents, real, longest)
-        if longest is not None and (not isinstance(longest, int) or (can_read(places) and longest < end)):
-            raise InputError(
-                "max_length_q", f"expected the length of the longest text, {end}, got {short_repr(longest)}"
-            )
-        if given is not None and can_read(given) and not (given == places).all():
+            positions = None if token_mask is None else positions_from_mask(token_mask)
+            return Positions(0, 1, length) if positions is None else positions, None
+        max_length = inputs.get("max_length_q")
+        positions, stop = positions_in_documents(documents, token_mask, max_length)
+        if max_length is not None and (not isinstance(max_length, int) or (can_read(positions) and max_length < stop)):
+            reason = f"expected the length of the longest text, {stop}, got {short_repr(max_length)}"
+            raise InputError("max_length_q", reason)
+        if position_ids is not None and can_read(position_ids) and not (position_ids == positions).all():
             raise InputError("position_ids", "expected 0, 1, ... in each text, got others")
-        return places, end
+        return positions, stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,10 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput as HeadOutput
 
 from ..errors import InputError
-from .checks import check_shape, whole_numbers
+from .checks import check_integers, check_shape
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
-from .inputs import EncoderInputs, takes
+from .inputs import EncoderInputs, accepts
 from .layers import layer_norm
 
 
@@ -55,9 +55,9 @@ class EncoderWithHead(EncoderPreTrainedModel):
             ValueError: for labels whose shape does not fit the logits'.
         """
         check_shape("labels", labels, logits.shape[:-1])
-        return functional.cross_entropy(logits.flatten(0, -2).float(), whole_numbers("labels", labels).flatten())
+        return functional.cross_entropy(logits.flatten(0, -2).float(), check_integers("labels", labels).flatten())
 
-    @takes(EncoderInputs)
+    @accepts(EncoderInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -69,18 +69,17 @@ class EncoderWithHead(EncoderPreTrainedModel):
         """Predict and, with labels, compute the loss, as the class describes; see also :meth:`Encoder.forward`.
 
         Returns:
-            ``loss`` and ``logits``, as the class says, and, if they are asked for, the ``hidden_states`` and
-            ``attentions`` of :class:`Encoder`.
+            ``loss`` and ``logits``, as the class describes, and, if requested, the ``hidden_states`` and ``attentions``
+            of :class:`Encoder`.
         """
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         logits, labels = self.predict(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
-        others = {"hidden_states": encoded.hidden_states, "attentions": encoded.attentions}
-        return HeadOutput(loss=loss, logits=logits, **others)
+        return HeadOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
 
 class Transform(nn.Module):
-    """A dense layer and an activation, and perhaps a norm; nothing if there is no activation."""
+    """A dense layer, an activation, and optionally a norm; without an activation, no dense layer either."""
 
     def __init__(self, config: EncoderConfig, activation: str | None, width: int, *, norm: bool = False) -> None:
         super().__init__()
@@ -141,8 +140,8 @@ class EncoderWithLMHead(EncoderWithHead):
     ) -> tuple[Tensor, Tensor | None]:
         if labels is not None and self.config.sparse_prediction:
             check_shape("labels", labels, hidden.shape[:-1])
-            places = label_places(labels, self.config.label_share)
-            hidden, labels = hidden.flatten(0, 1).index_select(0, places), labels.flatten()[places]
+            indices = label_indices(labels, self.config.label_share)
+            hidden, labels = hidden.flatten(0, 1).index_select(0, indices), labels.flatten()[indices]
         return self.head(hidden), labels
 
 
@@ -151,7 +150,7 @@ class EncoderForMaskedLM(EncoderWithLMHead):
 
     ``labels`` are (batch, n): the original ids of the tokens to predict, and -100 elsewhere. The loss is their mean
     cross-entropy in nats; as in transformers, it is NaN if there is none. ``logits`` are (batch, n, vocab_size), or
-    with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
+    with labels and ``config.sparse_prediction`` (:func:`label_indices`, vocab_size).
     """
 
 
@@ -159,9 +158,9 @@ class EncoderForCausalLM(EncoderWithLMHead):
     """An :class:`Encoder` that predicts the next token, with the head of :class:`EncoderForMaskedLM`.
 
     ``labels`` are (batch, n), usually the ids themselves, with -100 for tokens that are not to be predicted: the logits
-    at a token are compared with the label after it, as in transformers. In packed rows no document predicts the next
-    one's first token. The loss is the mean cross-entropy in nats, NaN if there is nothing to predict. ``logits`` are
-    (batch, n, vocab_size), or with labels and ``config.sparse_prediction`` (:func:`label_places`, vocab_size).
+    at a token are compared with the next label, as in transformers. In packed rows, no document predicts the first
+    token of the next. The loss is the mean cross-entropy in nats, NaN without labels to predict. ``logits`` are
+    (batch, n, vocab_size), or with labels and ``config.sparse_prediction`` (:func:`label_indices`, vocab_size).
 
     Raises:
         ValueError: unless ``config.causal``.
@@ -171,36 +170,36 @@ class EncoderForCausalLM(EncoderWithLMHead):
         if not config.causal:
             raise InputError("causal", "expected True for a model that predicts the next token, got False")
         super().__init__(config)
-        self.generation_config = GenerationConfig()  # which trl gives its tokens
+        self.generation_config = GenerationConfig()  # trl writes its tokens here
 
     def predict(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
         if labels is not None:
             check_shape("labels", labels, hidden.shape[:-1])
-            following = whole_numbers("labels", labels)[:, 1:]
+            following = check_integers("labels", labels)[:, 1:]
             if documents is not None:
                 following = following.masked_fill(documents[:, 1:] != documents[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
         return super().predict(hidden, labels, attention_mask, documents)
 
 
-def label_places(labels: Tensor, share: float | None) -> Tensor:
-    """Return where to predict: places in the tokens of all rows, one row after another.
+def label_indices(labels: Tensor, share: float | None) -> Tensor:
+    """Return the indices of the tokens to predict, among the tokens of all rows, row by row.
 
     Args:
         labels: (batch, n), -100 for tokens that are not predicted.
-        share: the most labels in a row, as a share of n. Each row then has the same number of places,
-            max(1, round(share * n)): its first labels and, if they are fewer, other tokens. None returns the places of
-            all labels, for whose number the device has to be asked.
+        share: the largest number of labels in a row, as a share of n. Each row then has the same number of indices,
+            max(1, round(share * n)): its first labels and, if there are fewer, other tokens. None returns the indices
+            of all labels, and has to wait until the device has counted them.
 
     Returns:
-        (places,) int64.
+        (indices,) int64.
     """
     if share is None:
         return (labels != -100).flatten().nonzero().squeeze(1)
     batch, n = labels.shape
-    # A stable sort has the labels first, in their order.
+    # A stable sort puts the labels first, in their order.
     first = (labels == -100).to(torch.uint8).argsort(dim=-1, stable=True)[:, : max(1, round(share * n))]
     return (first + n * torch.arange(batch, device=labels.device)[:, None]).flatten()
 
@@ -228,7 +227,7 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
 
     Args:
         hidden: (batch, n, hidden_size).
-        attention_mask: (batch, n); masked tokens are padding, and no document begins with them.
+        attention_mask: (batch, n); masked tokens are padding and never begin a document.
         document_ids: (batch, n), or None if each row is one sequence.
 
     Returns:
@@ -236,30 +235,32 @@ def first_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Te
     """
     if document_ids is None:
         return hidden[:, 0]
-    real, first = _documents(document_ids, attention_mask)
-    return hidden[real][first]
+    token_mask, is_first = _first_tokens(document_ids, attention_mask)
+    return hidden[token_mask][is_first]
 
 
 def mean_states(hidden: Tensor, attention_mask: Tensor | None, document_ids: Tensor | None) -> Tensor:
     """Return the mean of every sequence's states, without padding; arguments and result as in :func:`first_states`."""
-    # Sums over a long text have too few digits in half precision, or are infinite.
+    # In half precision, sums over a long text have too few digits, or are infinite.
     wide = torch.promote_types(hidden.dtype, torch.float32)
     if document_ids is None:
-        real = torch.ones_like(hidden[..., 0], dtype=wide) if attention_mask is None else attention_mask.bool().to(wide)
-        mean = (hidden * real.unsqueeze(-1)).sum(1) / real.sum(1, keepdim=True).clamp(min=1)
+        weights = (
+            torch.ones_like(hidden[..., 0], dtype=wide) if attention_mask is None else attention_mask.bool().to(wide)
+        )
+        mean = (hidden * weights.unsqueeze(-1)).sum(1) / weights.sum(1, keepdim=True).clamp(min=1)
     else:
-        tokens, first = _documents(document_ids, attention_mask)
-        number = first.cumsum(0) - 1
-        sums = hidden.new_zeros(int(first.sum()), hidden.shape[-1], dtype=wide)
-        mean = sums.index_add(0, number, hidden[tokens].to(wide)) / number.bincount().unsqueeze(-1)
+        token_mask, is_first = _first_tokens(document_ids, attention_mask)
+        number = is_first.cumsum(0) - 1
+        sums = hidden.new_zeros(int(is_first.sum()), hidden.shape[-1], dtype=wide)
+        mean = sums.index_add(0, number, hidden[token_mask].to(wide)) / number.bincount().unsqueeze(-1)
     return mean.to(hidden.dtype)
 
 
-def _documents(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return which tokens (batch, n) of packed rows are real, and which of the real ones begin a document."""
-    real = torch.ones_like(document_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
-    rows, ids = real.nonzero()[:, 0], document_ids[real]
-    return real, functional.pad((ids[1:] != ids[:-1]) | (rows[1:] != rows[:-1]), (1, 0), value=True)
+def _first_tokens(document_ids: Tensor, attention_mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return a mask of tokens without padding, (batch, n), and which of these tokens begin a document, (tokens,)."""
+    token_mask = torch.ones_like(document_ids, dtype=torch.bool) if attention_mask is None else attention_mask.bool()
+    rows, ids = token_mask.nonzero()[:, 0], document_ids[token_mask]
+    return token_mask, functional.pad((ids[1:] != ids[:-1]) | (rows[1:] != rows[:-1]), (1, 0), value=True)
 
 
 class EncoderForSequenceClassification(EncoderWithHead):
@@ -275,7 +276,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
     the labels' dtype:
 
     - "regression" (``num_labels`` 1): numbers (batch, num_labels); mean squared error.
-    - "single_label_classification" (whole numbers): classes (batch,), -100 for rows to leave out; mean cross-entropy in
+    - "single_label_classification" (integers): classes (batch,), -100 for rows to leave out; mean cross-entropy in
       nats.
     - "multi_label_classification" (anything else): 0 or 1 for every class, (batch, num_labels); mean binary
       cross-entropy in nats.
@@ -288,7 +289,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config, per_token=False)
         if config.causal and config.classifier_pooling == "cls":
-            reason = "expected 'mean' with causal=True, where the first token sees no other, got 'cls'"
+            reason = "expected 'mean' with causal=True, where the first token sees no other token, got 'cls'"
             raise InputError("classifier_pooling", reason)
         self.classifier = SequenceHead(config)
         self.post_init()
@@ -300,15 +301,15 @@ class EncoderForSequenceClassification(EncoderWithHead):
         return self.classifier(pooled(hidden, attention_mask, documents)), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
-        whole = labels.dtype in (torch.int64, torch.int32)
-        kind = "single_label_classification" if whole else "multi_label_classification"
+        is_integer = labels.dtype in (torch.int64, torch.int32)
+        kind = "single_label_classification" if is_integer else "multi_label_classification"
         problem = self.config.problem_type or ("regression" if self.config.num_labels == 1 else kind)
         expected = logits.shape[:1] if problem == "single_label_classification" else logits.shape
         if labels.shape[:1] != expected[:1] or labels.numel() != prod(expected):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
-            return functional.cross_entropy(logits, whole_numbers("labels", labels))
+            return functional.cross_entropy(logits, check_integers("labels", labels))
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())
@@ -331,7 +332,7 @@ class EncoderForTokenClassification(EncoderWithHead):
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def predict(self, hidden: Tensor, labels: Tensor | None, *_: Any) -> tuple[Tensor, Tensor | None]:
+    def predict(self, hidden: Tensor, labels: Tensor | None, *_: object) -> tuple[Tensor, Tensor | None]:
         return self.token_classifier(self.dropout(self.transform(hidden))), labels
 
 
@@ -348,15 +349,15 @@ class DiscriminatorHead(Transform):
 
 
 class EncoderForPreTraining(EncoderWithHead):
-    """ELECTRA's discriminator: an :class:`Encoder` that tells for every token whether it is the original.
+    """ELECTRA's discriminator: an :class:`Encoder` that predicts for every token whether it is the original.
 
     ``labels`` are (batch, n), **1 for a token that is the original, 0 for one that was replaced**, so positive
     ``logits`` (batch, n) mean "original". That is the convention of Funnel-Transformer's authors, whose code trained
     the released checkpoints. The ELECTRA authors' code, their checkpoints and transformers' documentation of
     FunnelForPreTraining have it the other way round (see :func:`whereformer.load_pretrained`).
 
-    The loss is the mean binary cross-entropy in nats over the real tokens, which ``attention_mask`` marks; without one,
-    over all. Every token may have a label, even those that a funnel's truncation drops: they skip its pooled blocks but
+    The loss is the mean binary cross-entropy in nats over the tokens that ``attention_mask`` marks; without one, over
+    all. Every token may have a label, even those that a funnel's truncation drops: they skip its pooled blocks but
     not its decoder.
 
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
@@ -367,7 +368,7 @@ class EncoderForPreTraining(EncoderWithHead):
         self.discriminator_head = DiscriminatorHead(config)
         self.post_init()
 
-    def predict(self, hidden: Tensor, labels: Tensor | None, *_: Any) -> tuple[Tensor, Tensor | None]:
+    def predict(self, hidden: Tensor, labels: Tensor | None, *_: object) -> tuple[Tensor, Tensor | None]:
         return self.discriminator_head(hidden), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -375,5 +376,5 @@ class EncoderForPreTraining(EncoderWithHead):
         losses = functional.binary_cross_entropy_with_logits(logits.float(), labels.float(), reduction="none")
         if attention_mask is None:
             return losses.mean()
-        real = attention_mask.bool()
-        return losses.where(real, 0).sum() / real.sum()
+        token_mask = attention_mask.bool()
+        return losses.where(token_mask, 0).sum() / token_mask.sum()

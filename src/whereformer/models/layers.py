@@ -25,8 +25,8 @@ def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNor
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
-def position_of(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> PositionMethod:
-    """Build the position method of some layers with fresh parameters; ``sizes`` are more of its ModelShape."""
+def build_position_for(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> PositionMethod:
+    """Build the position method of some layers with fresh parameters; ``sizes`` are other fields of its ModelShape."""
     return build_position(
         config.position,
         hidden_size=config.hidden_size,
@@ -71,12 +71,12 @@ class Attention(nn.Module):
         cache: Cache | None = None,
         with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size); the arguments are those of :meth:`call`.
+        """Attend from (batch, n_q, hidden_size) to (batch, n_k, hidden_size), as :meth:`attention_arguments` describes.
 
         Returns:
-            (batch, n_q, hidden_size), and the weights (batch, heads, n_q, n_k) if they are wanted.
+            (batch, n_q, hidden_size), and with ``with_weights`` the weights (batch, heads, n_q, n_k).
         """
-        arguments, options = self.call(queries, keys, position, site, cache)
+        arguments, options = self.attention_arguments(queries, keys, position, site, cache)
         options |= {"dropout_p": self.dropout_p if self.training else 0.0}
         if with_weights:
             out, weights = attention_and_weights(*arguments, **options)
@@ -84,14 +84,14 @@ class Attention(nn.Module):
             out, weights = attention(*arguments, backend=self.backend, **options), None
         return self.out(out.transpose(1, 2).flatten(-2)), weights
 
-    def call(
+    def attention_arguments(
         self, queries: Tensor, keys: Tensor | None, position: PositionMethod, site: Site, cache: Cache | None = None
     ) -> tuple[tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...]], dict[str, Any]]:
         """Return the arguments for :func:`whereformer.attention`: query, key, value and terms, and the options.
 
-        A cache has the keys and values of earlier calls, after ``PositionMethod.transform_qkv`` if ``keys`` have their
-        own positions (``site.new_key_positions``), otherwise as they are before it. The new ones are added to it. If
-        ``keys`` is None, the cache already has all keys and values, and stays as it is.
+        A cache has the keys and values of earlier calls: after ``PositionMethod.transform_qkv`` if the new keys have
+        their own positions (``site.new_key_positions``), otherwise before it. The new keys and values are added to it.
+        If ``keys`` is None, the cache already has all keys and values, and does not change.
         """
         site = replace(site, scale=self.scale)
         query = None if self.query is None else self._heads(self.query(queries))
@@ -111,7 +111,7 @@ class Attention(nn.Module):
                 types = (self.segments(query, site),)
         query, key, value, terms = position.apply_hooks(queries, query, key, value, site)
         if cache is not None:
-            # A cache needs pairs; without keys it gets the value twice.
+            # A cache needs pairs; without keys, it gets the values twice.
             key, value = cache.update(value if key is None else key, value, site.layer)
             key = None if query is None else key
         sinks = {} if self.sinks is None else {"sinks": self.sinks}
@@ -125,13 +125,13 @@ CLS_TYPE = 2
 """The token type of [CLS] if types act as scores; it equals every type."""
 
 
-def number_of_types(config: EncoderConfig) -> int:
+def count_types(config: EncoderConfig) -> int:
     """Return the number of token types if types act as scores."""
     return max(config.type_vocab_size, CLS_TYPE + 1)
 
 
 def check_types(types: Tensor, kinds: int) -> None:
-    """Raise a ValueError for a token type without a score; on the CPU only, because reading would stall a device."""
+    """Raise a ValueError for a token type without a score; on the CPU only, since other devices would have to wait."""
     if types.device.type == "cpu" and not torch.compiler.is_compiling() and types.numel():
         low, high = int(types.min()), int(types.max())
         if low < 0 or high >= kinds:
@@ -151,7 +151,7 @@ class SegmentScores(nn.Module):
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__()
         heads = (config.num_attention_heads, config.head_dim)
-        self.kinds = number_of_types(config)
+        self.kinds = count_types(config)
         self.scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.separate_cls = config.separate_cls
         self.bias = nn.Parameter(torch.empty(*heads))
@@ -162,16 +162,15 @@ class SegmentScores(nn.Module):
 
         Args:
             query: (batch, heads, n_q, head_dim).
-            site: where the query attends, with segments.
+            site: the site of the call, with segments.
         """
         assert site.query_segments is not None
         assert site.key_segments is not None
         weight = (self.weight * self.scale).to(query.dtype)
-        # Not computed from query + bias, which would have to be kept for the backward; nor with "@", which would copy
-        # the query.
+        # Not computed from query + bias, which the backward would need, too; nor with "@", which would copy the query.
         from_query = torch.einsum("bhqd,khd->bhqk", query, weight)
         from_bias = torch.einsum("hd,khd->hk", self.bias.to(query.dtype), weight).unsqueeze(1)
-        unlike, like = (from_query + from_bias).split(1, -1)  # (batch, heads, n_q, 1) each
+        unlike, like = (from_query + from_bias).split(1, -1)  # each of shape (batch, heads, n_q, 1)
         kinds = torch.arange(self.kinds, device=query.device)
         is_type, query_type = (types[:, None, :, None] for types in (site.key_segments, site.query_segments))
         accepted = (query_type == kinds) | (query_type == CLS_TYPE) | (kinds == CLS_TYPE)
@@ -190,11 +189,11 @@ def without_cls(factors: Tensor, starts: Tensor | None) -> Tensor:
     return factors.masked_fill(starts[:, None, :, None], 0.0)
 
 
-def may_share(layers: nn.ModuleList) -> bool:
-    """Return whether layers may use gradients through what was computed once for all of them.
+def can_share(layers: nn.ModuleList) -> bool:
+    """Return whether layers can share results that are computed once, with their gradients.
 
-    Reentrant checkpointing runs each layer's backward on its own, and what they share could run backward only once. So
-    every layer then computes its own.
+    Reentrant checkpointing runs the backward of each layer separately, but a shared result could run backward only
+    once. So every layer then computes its own results.
     """
     return not any(
         isinstance(layer, GradientCheckpointingLayer)
@@ -210,7 +209,7 @@ class Layer(GradientCheckpointingLayer):
 
     def __init__(self, config: EncoderConfig | Seq2SeqConfig, *, content: bool) -> None:
         super().__init__()
-        self.pre, self.first_norm = config.norm == "pre", config.first_norm
+        self.is_pre_norm, self.first_norm = config.norm == "pre", config.first_norm
         self.attention = Attention(config, content=content)
         self.attention_norm = layer_norm(config, config.hidden_size)
         # A gated network projects the activated half and the gate at once (Shazeer 2020, arXiv 2002.05202).
@@ -230,7 +229,7 @@ class Layer(GradientCheckpointingLayer):
         memory: Tensor | None = None,
         with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Run as attention layer ``site.layer`` on hidden (batch, n, hidden_size); return weights if they are wanted.
+        """Run as attention layer ``site.layer`` on hidden (batch, n, hidden_size); ``with_weights`` adds the weights.
 
         Keys and values come from ``memory`` (batch, n_k, hidden_size), by default from ``hidden``.
         """
@@ -247,18 +246,18 @@ class Layer(GradientCheckpointingLayer):
         with_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Self-attention with its residual and norm, the first half of a layer."""
-        before = self.attention_norm(hidden) if self.pre and (site.layer or self.first_norm) else hidden
-        keys = before if memory is None else self.attention_norm(memory) if self.pre else memory
-        out, weights = self.attention(before, keys, position, site, cache, with_weights)
+        queries = self.attention_norm(hidden) if self.is_pre_norm and (site.layer or self.first_norm) else hidden
+        keys = queries if memory is None else self.attention_norm(memory) if self.is_pre_norm else memory
+        out, weights = self.attention(queries, keys, position, site, cache, with_weights)
         hidden = hidden + self.dropout(out)
-        return hidden if self.pre else self.attention_norm(hidden), weights
+        return hidden if self.is_pre_norm else self.attention_norm(hidden), weights
 
     def _feed(self, hidden: Tensor) -> Tensor:
         """The feed-forward network with its residual and norm, the second half of a layer."""
-        features, gate = self.up(self.feed_forward_norm(hidden) if self.pre else hidden), None
+        features, gate = self.up(self.feed_forward_norm(hidden) if self.is_pre_norm else hidden), None
         if self.gated:
             features, gate = features.chunk(2, -1)
         features = self.activation(features)
         out = self.down(self.activation_dropout(features if gate is None else features * gate))
         out = hidden + self.dropout(out)
-        return out if self.pre else self.feed_forward_norm(out)
+        return out if self.is_pre_norm else self.feed_forward_norm(out)

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Pooling:
-    """Halves sequences: two neighbors become one; the last token may be left alone.
+    """Halves sequences: two neighbors become one; the last token may have no neighbor.
 
     Args:
         mode: how hidden states are combined: "mean", "max" or "min".
-        separate_cls: the first token stays as it is, and pairs begin with the second.
+        separate_cls: the first token does not change, and pairs begin with the second.
         truncate: with separate_cls, drop the last token.
-        mask: a pooled token is real if "any" of its tokens is, or if "all" are.
+        mask: a pooled token is padding unless "any" of its tokens, or "all" of them, are not padding.
     """
 
     mode: str
@@ -35,7 +35,7 @@ class Pooling:
     mask: str
 
     def applies_to(self, length: int) -> bool:
-        """Return whether a sequence is long enough to pool: two tokens besides [CLS], one of which may be dropped."""
+        """Return whether a sequence is long enough to pool: two tokens besides [CLS], even if one is dropped."""
         return length > (2 if self.separate_cls else 1)
 
     def pooled_length(self, length: int) -> int:
@@ -66,13 +66,20 @@ class Pooling:
             mask = first | second if self.mask == "any" else first & second
         positions: PositionsLike
         if documents is not None and site.position_stop is not None:
-            # The encoder counted these positions itself; without a known end, the caller passed them.
-            positions, least = documents.pooled.positions, documents.pooled.least
+            # The encoder counted these positions itself; without a position_stop, the caller passed them.
+            positions, min_position = documents.pooled.positions, documents.pooled.min_position
         else:
-            positions, least = self._positions(site.key_positions, documents), 0
-        ids = None if documents is None else documents.pooled.ids
-        more = {"key_mask": mask, "causal": site.causal, "position_stop": site.position_stop, "min_position": least}
-        return Site.self_attention(positions, documents=ids, segments=segments, starts=starts, **more)
+            positions, min_position = self._positions(site.key_positions, documents), 0
+        return Site.self_attention(
+            positions,
+            documents=None if documents is None else documents.pooled.ids,
+            segments=segments,
+            starts=starts,
+            key_mask=mask,
+            causal=site.causal,
+            position_stop=site.position_stop,
+            min_position=min_position,
+        )
 
     def _positions(self, positions: PositionsLike, documents: PackedDocuments | None) -> PositionsLike:
         if isinstance(positions, Positions):
@@ -94,13 +101,13 @@ class Pooling:
         num_cls = int(self.separate_cls)
         cls, rows = rows[:, :num_cls], rows[:, num_cls : rows.shape[1] - num_cls * self.truncate]
         first, second = rows[:, ::2], rows[:, 1::2]
-        # There is no branch on the length, so that the same compiled code serves even and odd lengths.
+        # The code does not branch on the length, so compiled code serves even and odd lengths.
         return torch.cat((cls, first), 1), torch.cat((cls, second, first[:, second.shape[1] :]), 1)
 
 
 @dataclass(frozen=True)
 class PackedDocuments:
-    """The documents of one packed row after some poolings. Each is pooled as if it had the row for itself.
+    """The documents of one packed row after some poolings, each pooled as if it were the only one in the row.
 
     Lengths are on the CPU, because the number of pooled tokens depends on them; only indices go to the device.
 
@@ -109,7 +116,7 @@ class PackedDocuments:
         device: the device of the tokens.
         lengths: (documents,), the number of tokens in each.
         start, stride: (documents,), the position of each document's first token, and the distance between neighbors.
-        least: a lower bound of all positions; [CLS] moves below 0 when its document is pooled.
+        min_position: a lower bound of all positions; [CLS] moves below 0 when its document is pooled.
     """
 
     pooling: Pooling
@@ -117,7 +124,7 @@ class PackedDocuments:
     lengths: Tensor
     start: Tensor
     stride: Tensor
-    least: int = 0
+    min_position: int = 0
 
     @classmethod
     def from_ids(cls, ids: Tensor, pooling: Pooling) -> PackedDocuments:
@@ -155,11 +162,12 @@ class PackedDocuments:
         is_pooled = lengths < self.lengths
         start = torch.where(is_pooled, self.start - num_cls * self.stride, self.start)
         stride = torch.where(is_pooled, 2 * self.stride, self.stride)
-        return replace(self, lengths=lengths, start=start, stride=stride, least=2 * self.least - num_cls)
+        min_position = 2 * self.min_position - num_cls
+        return replace(self, lengths=lengths, start=start, stride=stride, min_position=min_position)
 
     @cached_property
     def pairs(self) -> tuple[Tensor, Tensor]:
-        """The two tokens of each pooled token, (pooled n,) each; the same token twice if it has no neighbor."""
+        """The two tokens of each pooled token, each of shape (pooled n,); the same token twice without a neighbor."""
         num_cls, truncate = int(self.pooling.separate_cls), int(self.pooling.separate_cls and self.pooling.truncate)
         document, index = self.pooled._tokens
         is_pair = (self.pooled.lengths < self.lengths)[document] & (index >= num_cls)
@@ -180,13 +188,13 @@ class PackedDocuments:
 
 
 class FunnelState:
-    """Which tokens attend to which at the current depth of one forward through a funnel.
+    """The site at the current depth of one forward through a funnel.
 
     Args:
         pooling: how the sequence is halved between blocks.
-        site: where the tokens attend to one another before pooling.
+        site: the site before pooling.
         documents: the packed documents that are pooled separately; None if each row is one document.
-        share: adds to a site what its layers compute once.
+        share: adds to a site the results that its layers share.
         pool_query_only: whether the first layer of a block attends to the tokens before pooling.
     """
 
@@ -207,7 +215,7 @@ class FunnelState:
         """Pool before a block, unless the sequence is too short.
 
         Args:
-            hidden: (batch, n, width), the states of the block before.
+            hidden: (batch, n, width), the states of the previous block.
 
         Returns:
             For the block's first layer: its queries (batch, pooled n, width), its site, and its memory. The memory is
@@ -242,8 +250,8 @@ def unpool(
 
     Each state stands for ``times`` tokens, and [CLS] for itself. Tokens that truncation dropped get zeros.
     """
-    cls, others = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
-    # At most ``times`` - 1 tokens were dropped. There is no branch on that, so that the same compiled code serves all
+    cls, pooled = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
+    # At most ``times`` - 1 tokens were dropped. The code does not branch on that number, so compiled code serves all
     # cases.
-    others = functional.pad(others.repeat_interleave(times, 1), (0, 0, 0, times - 1))
-    return torch.cat((cls, others[:, : length - cls.shape[1]]), 1)
+    repeated = functional.pad(pooled.repeat_interleave(times, 1), (0, 0, 0, times - 1))
+    return torch.cat((cls, repeated[:, : length - cls.shape[1]]), 1)

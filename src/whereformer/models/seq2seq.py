@@ -15,9 +15,9 @@ from ..errors import InputError
 from ..kernels import Positions
 from ..positions import PositionMethod, Site
 from ..positions.none import NoPosition
-from .checks import OneDeviceModel, check_shape, embedded_tokens, real_tokens, whole_numbers
-from .inputs import CACHE, Seq2SeqInputs, SourceInputs, asks_for, takes
-from .layers import Attention, Layer, may_share, position_of
+from .checks import OneDeviceModel, check_integers, check_shape, embed_tokens, to_token_mask
+from .inputs import CACHE, Seq2SeqInputs, SourceInputs, accepts, is_requested
+from .layers import Attention, Layer, build_position_for, can_share
 from .seq2seq_config import Seq2SeqConfig
 
 
@@ -46,11 +46,11 @@ class DecoderLayer(Layer):
         if the cache already has all its keys and values. ``caches`` and the returned weights are in this order, too.
         """
         hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
-        before = self.cross_norm(hidden) if self.pre else hidden
+        queries = self.cross_norm(hidden) if self.is_pre_norm else hidden
         cross = replace(cross, layer=site.layer)
-        out, cross_weights = self.cross(before, source, no_position, cross, caches[1], with_weights)
+        out, cross_weights = self.cross(queries, source, no_position, cross, caches[1], with_weights)
         hidden = hidden + self.dropout(out)
-        return self._feed(hidden if self.pre else self.cross_norm(hidden)), (weights, cross_weights)
+        return self._feed(hidden if self.is_pre_norm else self.cross_norm(hidden)), (weights, cross_weights)
 
 
 class _Stack(nn.Module):
@@ -59,31 +59,31 @@ class _Stack(nn.Module):
     def __init__(self, config: Seq2SeqConfig, embeddings: nn.Embedding, layers: int, *, causal: bool) -> None:
         super().__init__()
         self.config = config
-        # A module of its own, tied later: transformers would not see that a checkpoint lacks a shared one's table.
+        # A separate module, tied later: with a shared one, transformers would not notice that a checkpoint lacks it.
         tokens, width = embeddings.weight.shape
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
-        self.position = position_of(config, layers, causal=causal)
+        self.position = build_position_for(config, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
         self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
         kind = DecoderLayer if causal else Layer
         self.layers = nn.ModuleList(kind(config, content=self.position.uses_query_key) for _ in range(layers))
 
-    def run(self, words: Tensor, site: Site, *more: Any) -> tuple[list[Tensor], list[Any]]:
-        """Return the hidden states, embeddings first, and what each layer returns beside them.
+    def run(self, words: Tensor, site: Site, *layer_arguments: object) -> tuple[list[Tensor], list[Any]]:
+        """Return the hidden states, embeddings first, and the attention weights that each layer returns.
 
         Args:
-            words: (batch, n, hidden_size), embedded tokens. They are scaled as in the paper, whatever the method.
-            site: where they attend to one another.
-            more: what the layers get behind the site.
+            words: (batch, n, hidden_size), embedded tokens. They are scaled as in the paper, whatever the method is.
+            site: the site of self-attention.
+            layer_arguments: the layers' arguments after the site.
         """
-        if may_share(self.layers):
+        if can_share(self.layers):
             site = self.position.with_shared(site)
         hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.query_positions))
         states, weights = [hidden], []
         for number, layer in enumerate(self.layers):
-            hidden, own = layer(hidden, self.position, replace(site, layer=number), *more)
+            hidden, layer_weights = layer(hidden, self.position, replace(site, layer=number), *layer_arguments)
             states.append(hidden)
-            weights.append(own)
+            weights.append(layer_weights)
         if self.norm is not None:
             states[-1] = self.norm(hidden)
         return states, weights
@@ -94,26 +94,24 @@ class Seq2SeqEncoder(_Stack):
 
     main_input_name = "input_ids"
 
-    @takes(SourceInputs)
+    @accepts(SourceInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         **inputs: Unpack[SourceInputs],
     ) -> BaseModelOutput:
-        """Return states (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero for real tokens."""
-        words = embedded_tokens(
-            "input_ids", self.words, self.config.hidden_size, input_ids, inputs.get("inputs_embeds")
-        )
-        with_weights = asks_for("output_attentions", inputs, self.config)
+        """Return states (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero for tokens, 0 for padding."""
+        words = embed_tokens("input_ids", self.words, self.config.hidden_size, input_ids, inputs.get("inputs_embeds"))
+        with_weights = is_requested("output_attentions", inputs, self.config)
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(words.shape[:2]))
         positions = Positions(0, 1, words.shape[1])
-        site = Site(positions, positions, key_mask=real_tokens(attention_mask))
+        site = Site(positions, positions, key_mask=to_token_mask(attention_mask))
         states, attentions = self.run(words, site, None, with_weights)
         return BaseModelOutput(
             last_hidden_state=states[-1],
-            hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
+            hidden_states=tuple(states) if is_requested("output_hidden_states", inputs, self.config) else None,
             attentions=tuple(attentions) if with_weights else None,
         )
 
@@ -137,21 +135,21 @@ class Seq2SeqDecoder(_Stack):
         """Return the hidden states, embeddings first, and the weights of every layer.
 
         Args:
-            words: (batch, n, hidden_size), embedded tokens that follow those in the cache.
-            key_mask: (batch, cached + n) bool, True = real.
+            words: (batch, n, hidden_size), embedded tokens that follow the cached ones.
+            key_mask: (batch, cached + n) bool, True = a token, False = padding.
             source: (batch, n_source, hidden_size).
             source_mask: (batch, n_source) bool.
-            cache: keys and values of earlier calls; those of this one are added.
-            with_weights: whether attention weights are wanted.
+            cache: keys and values of earlier calls; this call's are added.
+            with_weights: whether to return attention weights.
         """
         past = 0 if cache is None else cache.get_seq_length()
-        new, every = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
+        new, all_positions = Positions(past, 1, words.shape[1]), Positions(0, 1, past + words.shape[1])
         cross = Site(new, Positions(0, 1, source.shape[1]), key_mask=source_mask)
         caches = (None, None) if cache is None else (cache.self_attention_cache, cache.cross_attention_cache)
         is_cached = caches[1] is not None and caches[1].get_seq_length() > 0
-        # A method that reads keys needs those in the cache as they are, and rotates them all.
-        of_new = None if cache is None or self.position.reads_keys else new
-        site = Site(new, every, key_mask=key_mask, causal=True, new_key_positions=of_new)
+        # A method that reads keys needs unrotated keys in the cache, and rotates all of them in each call.
+        new_keys = None if cache is None or self.position.reads_keys else new
+        site = Site(new, all_positions, key_mask=key_mask, causal=True, new_key_positions=new_keys)
         return self.run(words, site, None if is_cached else source, self.no_position, cross, caches, with_weights)
 
 
@@ -159,7 +157,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
     """An encoder and a decoder that translates, with ``config.position`` in the self-attention of both.
 
     Source, target and output share one table of embeddings. ``generate`` caches keys and values, and position methods
-    only see the new tokens; the logits equal those of a call with the whole target. If sources are padded, pass
+    only see the new tokens; the logits equal the logits of a call with the whole target. If sources are padded, pass
     ``generate`` an ``attention_mask``: for models with an encoder it does not build one.
 
     Args:
@@ -217,7 +215,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat((start, labels[:, :-1].masked_fill(labels[:, :-1] == -100, self.config.pad_token_id)), 1)
 
-    @takes(Seq2SeqInputs)
+    @accepts(Seq2SeqInputs)
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -232,17 +230,17 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
         Args:
             input_ids: (batch, n_source) source tokens, or ``inputs_embeds`` (batch, n_source, hidden_size).
-            attention_mask: (batch, n_source), nonzero = a real token; every token is real by default.
+            attention_mask: (batch, n_source), nonzero = a token, 0 = padding; None: all are tokens.
             decoder_input_ids: (batch, n) target tokens that begin with the start token, or
                 ``decoder_inputs_embeds``; by default the labels one place to the right.
             decoder_attention_mask: (batch, cached + n). Padding after the target needs none, because no target token
                 attends to it.
-            encoder_outputs: the outputs of an earlier call, in place of the source.
+            encoder_outputs: the outputs of an earlier call, instead of the source.
             cache, past_key_values: two names of keys and values of earlier calls, since transformers 5.24 renamed
                 them; ``decoder_input_ids`` are then only the new tokens.
-            labels: (batch, n) target tokens, -100 where there is nothing to predict.
+            labels: (batch, n) target tokens, -100 for tokens that are not predicted.
             use_cache: return a cache; without labels the configuration decides.
-            output_hidden_states, output_attentions: also return those of both parts.
+            output_hidden_states, output_attentions: also return the hidden states or weights of encoder and decoder.
             return_dict: False for a plain tuple.
             num_items_in_batch: the loss is the sum over tokens divided by this number; by default it is their mean.
 
@@ -255,21 +253,21 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             ValueError: for shapes that do not fit; the message names the argument.
         """
         if labels is not None:
-            labels = whole_numbers("labels", labels)
+            labels = check_integers("labels", labels)
         read = self._read(input_ids, attention_mask, inputs)
         source = read.last_hidden_state
         words = self._target(decoder_input_ids, labels, inputs, len(source))
-        given = inputs.get("past_key_values") if inputs.get("cache") is None else inputs.get("cache")
-        cache = self._cache(given, inputs.get("use_cache"), labels)
+        passed_cache = inputs.get("past_key_values") if inputs.get("cache") is None else inputs.get("cache")
+        cache = self._cache(passed_cache, inputs.get("use_cache"), labels)
         if decoder_attention_mask is not None:
             past = 0 if cache is None else cache.get_seq_length()
             check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
-        with_weights = asks_for("output_attentions", inputs, self.config)
+        with_weights = is_requested("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
             words,
-            real_tokens(decoder_attention_mask),
+            to_token_mask(decoder_attention_mask),
             source,
-            real_tokens(attention_mask),
+            to_token_mask(attention_mask),
             cache,
             with_weights,
         )
@@ -278,8 +276,8 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             loss=None if labels is None else self._loss(logits, labels, inputs.get("num_items_in_batch")),
             logits=logits,
             **{CACHE: cache},
-            decoder_hidden_states=tuple(states) if asks_for("output_hidden_states", inputs, self.config) else None,
-            decoder_attentions=tuple(own for own, _ in attentions) if with_weights else None,
+            decoder_hidden_states=tuple(states) if is_requested("output_hidden_states", inputs, self.config) else None,
+            decoder_attentions=tuple(weights for weights, _ in attentions) if with_weights else None,
             cross_attentions=tuple(cross for _, cross in attentions) if with_weights else None,
             encoder_last_hidden_state=source,
             encoder_hidden_states=read.hidden_states,
@@ -288,11 +286,11 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
 
     def _read(self, input_ids: Tensor | None, attention_mask: Tensor | None, inputs: Seq2SeqInputs) -> BaseModelOutput:
         """Encode the source, or return the encoder's output of an earlier call."""
-        given = inputs.get("encoder_outputs")
-        if given is None:
-            asked = {name: inputs.get(name) for name in SourceInputs.__annotations__}
-            return self.encoder(input_ids, attention_mask, **asked, return_dict=True)
-        read = given if isinstance(given, BaseModelOutput) else BaseModelOutput(*given[:3])
+        outputs = inputs.get("encoder_outputs")
+        if outputs is None:
+            source_inputs = {name: inputs.get(name) for name in SourceInputs.__annotations__}
+            return self.encoder(input_ids, attention_mask, **source_inputs, return_dict=True)
+        read = outputs if isinstance(outputs, BaseModelOutput) else BaseModelOutput(*outputs[:3])
         if attention_mask is not None:
             check_shape("attention_mask", attention_mask, tuple(read.last_hidden_state.shape[:2]))
         return read
@@ -304,26 +302,26 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         embedded = inputs.get("decoder_inputs_embeds")
         if labels is not None and decoder_input_ids is None and embedded is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
-        words = embedded_tokens("decoder_input_ids", self.words, self.config.hidden_size, decoder_input_ids, embedded)
+        words = embed_tokens("decoder_input_ids", self.words, self.config.hidden_size, decoder_input_ids, embedded)
         if len(words) != sources:
             raise InputError("decoder_input_ids", f"expected a batch of {sources} like the source, got {len(words)}")
         return words
 
     def _cache(
-        self, given: EncoderDecoderCache | None, use_cache: bool | None, labels: Tensor | None
+        self, cache: EncoderDecoderCache | None, use_cache: bool | None, labels: Tensor | None
     ) -> EncoderDecoderCache | None:
-        if given is not None:
-            own = given.self_attention_cache if isinstance(given, EncoderDecoderCache) else given
-            # A cache that is allocated in advance holds more keys than there are.
-            if own is given or own.is_compileable:
-                raise InputError(
-                    CACHE, "expected an EncoderDecoderCache of dynamic caches, got a " + type(own).__name__
-                )
-            return given
-        wanted = (self.config.use_cache and labels is None) if use_cache is None else use_cache
+        """Return the cache that was passed, or else a new one; None if the call does not cache."""
+        if cache is not None:
+            self_cache = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
+            # A cache that is allocated in advance has room for keys that do not exist yet.
+            if self_cache is cache or self_cache.is_compileable:
+                kind = type(self_cache).__name__
+                raise InputError(CACHE, f"expected an EncoderDecoderCache of dynamic caches, got a {kind}")
+            return cache
+        caches = (self.config.use_cache and labels is None) if use_cache is None else use_cache
         # A layer that runs again in the backward would add its keys a second time.
-        checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.decoder.layers)
-        if not wanted or checkpointed:
+        is_checkpointed = self.training and any(layer.gradient_checkpointing for layer in self.decoder.layers)
+        if not caches or is_checkpointed:
             return None
         return EncoderDecoderCache(DynamicCache(config=self.config), DynamicCache(config=self.config))
 
@@ -332,5 +330,5 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         smoothing = self.config.label_smoothing if self.training else 0.0
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
         total = functional.cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
-        # A batch, or a device's part of it, may have nothing to predict; its loss is then 0.
+        # A batch, or a device's part of it, may have no label; its loss is then 0.
         return total / torch.as_tensor((labels != -100).sum() if count is None else count).clamp(min=1)

@@ -3,8 +3,8 @@
 from typing import Any, ClassVar
 
 from ..errors import InputError, short_repr
-from .blocks import MOST_LAYERS
-from .checks import MOST_IDS, StrictConfig
+from .blocks import MAX_LAYERS
+from .checks import MAX_IDS, StrictConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
@@ -22,7 +22,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "decoder_layers": 3,
     },
 }
-"""Named sizes: "base" and "big" are those of Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
+"""Named sizes: "base" and "big" are from Vaswani et al. (2017, Table 3); "small" trains on two CPU cores."""
 
 
 class Seq2SeqConfig(StrictConfig):
@@ -31,13 +31,13 @@ class Seq2SeqConfig(StrictConfig):
     Args:
         vocab_size: tokens of the vocabulary that source, target and output share.
         encoder_layers, decoder_layers: the numbers of layers.
-        position: the position method of the encoder's self-attention and, with parameters of its own, the decoder's;
+        position: the position method of the encoder's self-attention and, with separate parameters, the decoder's;
             attention from target to source has none, as in the papers.
         hidden_dropout_prob, attention_probs_dropout_prob, activation_dropout_prob: dropout on embeddings and what
             layers add, on attention weights, and between the feed-forward layers.
         label_smoothing: the share of the target that training spreads over all tokens.
         initializer_range: standard deviation that position methods draw tables of embeddings with; None:
-            hidden_size ** -0.5, that of the token embeddings, which are multiplied by hidden_size ** 0.5.
+            hidden_size ** -0.5, as for the token embeddings, which are multiplied by hidden_size ** 0.5.
 
     ``hidden_size``, ``num_attention_heads``, ``intermediate_size``, ``head_dim``, ``position_options``,
     ``max_position_embeddings``, ``norm``, ``hidden_act``, ``layer_norm_eps`` and ``attention_backend`` are as in
@@ -51,14 +51,14 @@ class Seq2SeqConfig(StrictConfig):
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["past_key_values", "cache"]
     bounds: ClassVar[dict[str, tuple[float, float]]] = {
         **StrictConfig.bounds,
-        **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), (-1, MOST_IDS)),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "decoder_start_token_id"), (-1, MAX_IDS)),
         "label_smoothing": (0.0, 0.99),
-        **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MOST_LAYERS)),
+        **dict.fromkeys(("encoder_layers", "decoder_layers"), (1, MAX_LAYERS)),
     }
     # The number of layers that a cache has to hold.
     attribute_map: ClassVar[dict[str, str]] = {"num_hidden_layers": "decoder_layers"}
 
-    # Layers ask for these; translation has no token types, and the layers of Vaswani et al.
+    # Layers read these fields; translation has no token types, and its layers are from Vaswani et al.
     type_vocab_size = 0
     segments = "embedding"
     feed_forward = "plain"
@@ -84,7 +84,7 @@ class Seq2SeqConfig(StrictConfig):
     is_encoder_decoder: bool = True
     use_cache: bool = True
 
-    def __post_init__(self, **kwargs: Any) -> None:
+    def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
         for name in ("pad_token_id", "decoder_start_token_id"):
             token = getattr(self, name)

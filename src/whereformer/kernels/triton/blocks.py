@@ -1,11 +1,10 @@
 """The sizes of the kernels' tiles.
 
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
-was faster. The measured sizes were the fastest on an H100. The other sizes were chosen by the instructions that
-``benchmarks/gpu_static.py`` counts: they need few instructions for each score and fit into registers. Most leave room
-for two programs. Except for measured sizes and those of 64 rows, all fit into the 99 KiB of shared memory of the
-smallest GPUs of compute capability 8. Anything more than a bias or a mask takes many registers for indices, so "rich"
-calls have smaller tiles.
+was faster. Measured tiles were the fastest on an H100. By the counts of ``benchmarks/gpu_static.py``, the other tiles
+need few instructions for each score and fit into registers; most leave room for two programs. All tiles except measured
+ones and those of 64 rows fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8. Anything
+more than a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
 """
 
 from __future__ import annotations
@@ -82,8 +81,8 @@ _TILES = {
     ("rich float of 64 rows", "query"): (Blocks(64, 16, 4, 1),),
     ("rich float of 64 rows", "key"): (Blocks(16, 128, 8, 1),),
     ("rich float of 64 rows", "square"): (Blocks(64, 64, 8, 1),),
-    # With other sums by key besides those of keys and values. A table of queries spills in all tiles that use Hopper's
-    # matrix instructions; this tile needs the fewest instructions for each score.
+    # With other sums by key than keys' and values'. A table of queries spills in all tiles that use Hopper's matrix
+    # instructions; this tile needs the fewest instructions for each score.
     ("float by key", "key"): (Blocks(32, 128, 8, 1),),
 }
 # The interpreter's tiles are small, so that small tests have several, with different shapes.

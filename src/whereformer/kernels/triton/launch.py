@@ -97,8 +97,7 @@ class Triton(Backend):
 
 def _forward_state(call: Call, *results: Tensor) -> ForwardState:
     """Allocate the state of a forward, or find its parts in the forward's results."""
-    terms = call.bias, call.query_factors, call.query_levels, call.dense
-    may_be_large = any(term is not None for term in terms)
+    may_be_large = any(term is not None for term in (call.bias, call.query_factors, call.query_levels, call.dense))
     return call.forward_state(2 if may_be_large else 1, *results)
 
 
@@ -354,7 +353,7 @@ class _Backward:
         call, gradient, sums = self.call, self.gradients["bias"], self.sums.get("bias")
         batch, blocks = call.value.shape[0], choose_blocks("square", call)
         first, last = _find_diagonals(call, only_between=sums is not None)
-        # The diagonals of a diagonal of tiles are on both sides of its own.
+        # A diagonal of tiles has diagonals of pairs on both sides of its middle.
         low, size = first // blocks.rows, blocks.rows
         count = max(0, last // size + 2 - low) if first <= last else 0
         parts = max(1, min(batch, _DIAGONAL_PROGRAMS // max(1, count * call.heads)))

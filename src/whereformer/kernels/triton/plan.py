@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..backend import Replay
 from ..precision import without_autocast
 from ..torch_private import DispatchMode, flatten_tree
 from .available import is_interpreted
@@ -45,9 +46,7 @@ def launch(kernel: JITFunction[Any], programs: int, *arguments: object, **option
         recorder.add_launch(compiled, programs, dict(zip(kernel.arg_names, arguments, strict=False)))
 
 
-def record(
-    compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]
-) -> tuple[Any, Callable[..., Any] | None]:
+def record(compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> tuple[Any, Replay]:
     """Run ``compute``; return its result and a function that replays it on other inputs, or None if it cannot be
     replayed, because the work depends on numbers in tensors.
 
@@ -96,9 +95,6 @@ class _Line(NamedTuple):
     parts: Sequence[str | _Address]
     tensors: Sequence[str]
 
-    def addresses(self) -> list[_Address]:
-        return [part for part in self.parts if isinstance(part, _Address)]
-
     def render(self, blocks: Mapping[str, _Address]) -> str:
         """Return the line in Python; see :class:`_Address`."""
         return "".join([part if isinstance(part, str) else part.render(blocks) for part in self.parts])
@@ -130,11 +126,7 @@ class _Recorder(DispatchMode):
         self.allocations: dict[str, _Allocation] = {}  # likewise
         self.used_tensors: set[str] = set()  # by more than a launch
         self.lines: list[_Line] = []
-        self.constants: dict[str, Any] = {
-            "empty": torch.empty_strided,
-            "uint8": torch.uint8,
-            "device": inputs[0].device,
-        }
+        self.constants: dict[str, Any] = {"empty": torch.empty_strided, "device": inputs[0].device}
         self.can_replay, self.has_operations = True, False
         self.inputs = [self._add_tensor(tensor) for tensor in inputs]
 
@@ -189,19 +181,19 @@ class _Recorder(DispatchMode):
         code = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None"
         self.lines.append(_Line([code, *parts, ")"], []))
 
-    def build_function(self, outputs: Sequence[Tensor | None]) -> Callable[..., Any] | None:
+    def build_function(self, outputs: Sequence[Tensor | None]) -> Replay:
         """Return a function that runs the lines and returns the outputs; None if it cannot be replayed."""
         names = ["None" if tensor is None else self._use(self._name(tensor)) for tensor in outputs]
         if not self.can_replay:
             return None
         lines = [*self.lines, _Line([f"return [{', '.join(names)}]"], [name for name in names if name != "None"])]
-        uses = [[*line.tensors, *(address.tensor for address in line.addresses())] for line in lines]
-        last = {name: index for index, names in enumerate(uses) for name in names}
+        addressed = [[part.tensor for part in line.parts if isinstance(part, _Address)] for line in lines]
+        last = {name: index for index, line in enumerate(lines) for name in (*line.tensors, *addressed[index])}
         blocks = {name: _Address(name) for name in last} | self._share_memory(last)
         body: list[str] = []
         with_pointers: set[str] = set()
         for index, line in enumerate(lines):
-            pointers = dict.fromkeys(blocks[address.tensor].tensor for address in line.addresses())
+            pointers = dict.fromkeys(blocks[name].tensor for name in addressed[index])
             used = dict.fromkeys((*line.tensors, *pointers))
             body += [f"{name} = {self.allocations.pop(name).code}" for name in used if name in self.allocations]
             body += [f"{name}_ptr = {name}.data_ptr()" for name in pointers if name not in with_pointers]
@@ -245,6 +237,7 @@ class _Recorder(DispatchMode):
             "get_device": driver.active.get_current_device,
             "get_stream": driver.active.get_current_stream,
             "on_device": torch.cuda.device,
+            "uint8": torch.uint8,
             "without_autocast": without_autocast,
         }
         head = [
@@ -260,8 +253,7 @@ class _Recorder(DispatchMode):
         source = "\n    ".join([*head, *body])
         _logger.debug("%s", source)
         exec(source, self.constants)
-        plan: Callable[..., Any] = self.constants["plan"]
-        return plan
+        return self.constants["plan"]
 
     def _add_tensor(self, tensor: Tensor) -> str:
         self.live_tensors.append(tensor)
@@ -272,8 +264,7 @@ class _Recorder(DispatchMode):
         return self.names.get(id(tensor), "")
 
     def _address(self, tensor: Tensor) -> _Address:
-        name = self._name(tensor)
-        return self.addresses.get(name, _Address(name))
+        return self.addresses.get(self._name(tensor), _Address(self._name(tensor)))
 
     def _use(self, name: str) -> str:
         """Return the name of a tensor, after adding the line of its view if there is none yet."""
@@ -317,5 +308,4 @@ def _find_launcher(types: tuple[str, ...], compiled: CompiledKernel) -> Callable
     from triton.runtime import driver
 
     source = SimpleNamespace(constants={}, signature=dict(enumerate(types)), fn=compiled.src.fn)
-    launcher: Callable[..., None] = driver.active.launcher_cls(source, compiled.metadata)
-    return launcher
+    return driver.active.launcher_cls(source, compiled.metadata)

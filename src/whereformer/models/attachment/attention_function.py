@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from ...errors import InputError, short_repr
 from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
 from .hooks import NAME, LayerInput
-from .masks import MaskSpec, make_mask_spec
-
-Mask: TypeAlias = Tensor | MaskSpec | None
-"""The masks that layers pass to an attention function."""
+from .masks import Mask, MaskSpec, make_mask_spec
 
 HANDLED_OPTIONS = frozenset({
     "cu_seq_lens_k", "cu_seq_lens_q", "output_attentions", "position_bias", "s_aux", "seq_idx", "sinks", "softcap",
@@ -32,7 +29,7 @@ IGNORED_OPTIONS = frozenset({
 """The options that do not change scores: transformers' attention functions do not read them, or the mask has them."""
 
 
-def check_options(module: nn.Module, options: Mapping[str, Any]) -> None:
+def check_options(module: nn.Module, options: Mapping[str, object]) -> None:
     """Raise an InputError for an option of a layer's attention that we do not know, since it might change scores."""
     for name, value in options.items():
         if value is not None and name not in HANDLED_OPTIONS and name not in IGNORED_OPTIONS:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...errors import InputError
-from .hooks import Undo
+from .hooks import Args, Kwargs, Undo
 
 
 class NoEmbedding(nn.Module):
@@ -26,7 +26,7 @@ class NoEmbedding(nn.Module):
 class NoRotation(nn.Module):
     """A rotary embedding that rotates nothing: cosine 1 and sine 0."""
 
-    def forward(self, hidden: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+    def forward(self, hidden: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
         return hidden.new_ones(1, 1, 1), hidden.new_zeros(1, 1, 1)
 
 
@@ -112,9 +112,7 @@ class BiasTableHook:
         self.first = -max_distance
         self.buckets = tuple(buckets)
 
-    def __call__(
-        self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def __call__(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         bias = kwargs.get("position_bias")
         if bias is None:
             hidden = args[0] if args else kwargs["hidden_states"]

@@ -47,7 +47,9 @@ class RotatingCache(DynamicCache):
         self.new_key: Tensor | None = None
         """The layer's new keys before the rotation, (batch, key_heads, n, head_dim); None before ``update``."""
 
-    def update(self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any) -> Any:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         positions = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
         self.new_key = key_states
         site = replace(self.make_site(positions), layer=self.layer)

@@ -53,7 +53,7 @@ SAVED_FIELDS = ("architectures", "dtype")
 """The fields that ``save_pretrained`` writes; it does not change the model."""
 
 
-def _fields(config: PreTrainedConfig) -> dict[str, Any]:
+def _fields(config: PreTrainedConfig) -> dict[str, object]:
     """Return the fields of a configuration that its user may change, except inner configurations."""
     fields = vars(config).items()
     return {
@@ -61,7 +61,7 @@ def _fields(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-def _carry_over(old: PreTrainedConfig, copied: PreTrainedConfig, before: dict[str, Any]) -> None:
+def _carry_over(old: PreTrainedConfig, copied: PreTrainedConfig, before: dict[str, object]) -> None:
     """Make the changes of a copied configuration in the original."""
     after = _fields(copied)
     for name in before.keys() - after.keys():

@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from .attention_function import attend, mask_spec_for
 from .configs import all_configs
 from .hooks import NAME, LayerInput, Undo
-from .masks import make_mask_spec, visible_pairs
+from .masks import Mask, make_mask_spec, visible_pairs
 from .patched_forward import is_patched
 from .patches import patch_layers
 from .trial_run import match_modules, owner_by_module, packed_examples, run_first_example, submodels, trial_copy
@@ -66,7 +66,7 @@ def _probe(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Any = None,
+    attention_mask: Mask = None,
     is_causal: bool | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:

@@ -14,10 +14,10 @@ from transformers import AutoConfig, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from ...errors import InputError, short_repr
-from ..blocks import MOST_LAYERS
+from ..blocks import MAX_LAYERS
 from ..checkpoints.files import find_config, find_weights, read_header, read_tensors
 from ..checkpoints.loading import check_dtype, check_header, check_weights
-from ..checkpoints.pretrained import read_as_a_model
+from ..checkpoints.pretrained import report_bad_config
 from .attach import AttachSettings, attach_with_settings
 from .hooks import NAME
 
@@ -115,11 +115,11 @@ def _check_sizes(
 ) -> None:
     """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
     # Configurations make lists of their layers. Some numbers of layers are larger than the model's (max_window_layers).
-    limit = max(MOST_LAYERS, len(header))
+    limit = max(MAX_LAYERS, len(header))
     for name, value in _entries(config_json):
         if re.search(r"layers?$", name) and type(value) is int and value > limit:
             raise InputError(name, f"expected at most {limit} layers, got {value}")
-    with read_as_a_model():
+    with report_bad_config():
         config = AutoConfig.from_pretrained(path_or_id, trust_remote_code=False, **hub_options)
     config_class = getattr(model_class, "config_class", config)  # an auto class has none
     if not hasattr(model_class, "from_pretrained") or config_class.model_type != config.model_type:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import permutations
 from types import FunctionType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from ...kernels import Positions
 from ...kernels.tracing import can_read
 from ...positions import Site
 from ...positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
-from ..checks import real_tokens
+from ..checks import to_token_mask
 
 
 class NotATensorError(InputError, AttributeError):
@@ -55,7 +55,7 @@ class MaskSpec:
         first: the position of the first key: a sliding cache has dropped the earlier keys.
         causal: whether later keys are masked.
         window: the largest distances before and after itself that a query attends to; None without a window.
-        token_mask: (batch or 1, first + n_k) bool, True = a token, False = padding; None if there is no padding.
+        token_mask: (batch or 1, first + n_k) bool, True = a token, False = padding; None: all are tokens.
         documents: (batch, n_k), the texts of packed rows, which do not see each other; None: each row is one text.
         matrix: any other mask, (batch or 1, heads or 1, n_q, n_k): bool with True = may be attended, or numbers that
             are added to scores.
@@ -85,7 +85,7 @@ class MaskSpec:
 
     @classmethod
     def __torch_function__(
-        cls, function: Callable[..., Any], types: object, args: tuple[Any, ...] = (), kwargs: object = None
+        cls, function: Callable[..., object], types: object, args: tuple[Any, ...] = (), kwargs: object = None
     ) -> Tensor:
         """Refuse torch's functions, except for ``scores + mask``."""
         if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
@@ -159,6 +159,10 @@ class MaskSpec:
         return not bool(pairs.expand(*pairs.shape[:2], n_q, -1).triu(1 + pairs.shape[3] - n_q).any())
 
 
+Mask: TypeAlias = Tensor | MaskSpec | None
+"""The masks that layers pass to an attention function."""
+
+
 def _refuse_operator(*_: object) -> NoReturn:
     raise NotATensorError("applies an operator to")
 
@@ -203,7 +207,7 @@ def make_mask_spec(
         matrix = sdpa_mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, **options)
         mask_spec = MaskSpec(kv_length, matrix=matrix)
     padding = prepare_padding_mask(attention_mask, kv_length, kv_offset)
-    return replace(mask_spec, first=kv_offset, token_mask=None if padding is None else real_tokens(padding[:, :end]))
+    return replace(mask_spec, first=kv_offset, token_mask=None if padding is None else to_token_mask(padding[:, :end]))
 
 
 def texts_by_positions(positions: Tensor, token_mask: Tensor | None) -> Tensor | None:

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from ...kernels import Term
+from .masks import Mask
 
 
 @dataclass(eq=False)
@@ -23,10 +25,10 @@ class PatchedForward:
     """
 
     layer: Any
-    config: Any
-    function: Callable[..., Any]
+    config: PreTrainedConfig
+    function: Callable[..., object]
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.function(self, *args, **kwargs)
 
     def attend(
@@ -35,7 +37,7 @@ class PatchedForward:
         key: Tensor,
         value: Tensor,
         terms: tuple[Term, ...] = (),
-        mask: Any = None,
+        mask: Mask = None,
         *,
         scaling: float | None = None,
         dropout: float = 0.0,

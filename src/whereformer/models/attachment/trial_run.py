@@ -9,14 +9,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ...errors import InputError, list_some, one_line
 from .configs import all_configs
+
+Module = TypeVar("Module", bound=nn.Module)
 
 CACHES = ("cache", "past_key_values", "cache_params")
 """The names of caches in the arguments and outputs of models."""
@@ -41,7 +44,7 @@ def trial_copy(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         if isinstance(vars(module).get("forward"), FunctionType):
             reason = f"{name or type(model).__name__}.forward was replaced by a function, which a copy of the model"
             raise InputError("model", f"{reason} would share; attach first, then wrap")
-    weights: dict[int, Any] = {id(parameter): parameter for parameter in model.parameters()}
+    weights: dict[int, object] = {id(parameter): parameter for parameter in model.parameters()}
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         try:
@@ -59,7 +62,7 @@ MODEL_HOOK_PACKAGES = (__name__.partition(".")[0], "transformers.utils.output_ca
 """The packages whose hooks belong to a model: our hooks, and hooks that collect outputs or compute weights."""
 
 
-def copy_without_hooks(model: nn.Module, memo: dict[int, Any]) -> Any:
+def copy_without_hooks(model: Module, memo: dict[int, Any]) -> Module:
     """Return a copy of a model with the hooks that belong to the model, but without hooks that its user registered.
 
     Args:
@@ -113,12 +116,12 @@ class Example(NamedTuple):
         inputs = {name: values[:1] for name, values in self.inputs.items() if not name.endswith("mask")}
         return self._replace(inputs=inputs) if len(inputs) < len(self.inputs) else None
 
-    def run_in(self, copied: PreTrainedModel) -> list[Any]:
+    def run_in(self, copied: PreTrainedModel) -> list[ModelOutput]:
         """Run a copy of the model, or of the model around it, and return its outputs."""
         model = copied if type(self.model) is type(copied) else copied.base_model
         return self._replace(model=model).run()
 
-    def run(self) -> list[Any]:
+    def run(self) -> list[ModelOutput]:
         """Run the model, always with the same random numbers, and return its outputs."""
         with warnings.catch_warnings(action="ignore"):  # the user did not pass these inputs
             # Only the generators that a forward draws from; `trial_copy` restores them.
@@ -128,7 +131,7 @@ class Example(NamedTuple):
                     torch.cuda.manual_seed(0)
             return self._run()
 
-    def _run(self) -> list[Any]:
+    def _run(self) -> list[ModelOutput]:
         if self.cache is None:
             return [self.model(**self.inputs)]
         name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
@@ -152,7 +155,7 @@ def run_first_example(
     length: int,
     cached: bool = False,
     before: Callable[[], object] = lambda: None,
-) -> tuple[Example, list[Any]]:
+) -> tuple[Example, list[ModelOutput]]:
     """Run a model on the first of its examples that it accepts.
 
     Args:

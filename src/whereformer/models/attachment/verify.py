@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from ...errors import InputError
 from .builtin_positions import pass_bias_tables
@@ -107,7 +108,7 @@ def _run_original(model: PreTrainedModel, calls: list[AttentionCall]) -> list[_R
 def _record(
     model: PreTrainedModel,
     calls: list[AttentionCall],
-    run: Callable[[PreTrainedModel, Callable[[], None]], tuple[Example, list[Any]]],
+    run: Callable[[PreTrainedModel, Callable[[], None]], tuple[Example, list[ModelOutput]]],
 ) -> _Run:
     """Record a run of a copy of a model with its own attention.
 

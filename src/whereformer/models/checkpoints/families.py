@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from transformers import PreTrainedConfig
 
@@ -18,15 +18,15 @@ from ..heads import (
 from .options import deberta_options, funnel_layers, funnel_options, modernbert_options
 
 WORDS = "embeddings.word.weight"
-"""Our name of the embeddings of tokens, to which the last layer of a masked-LM head is tied."""
+"""Our name of the token embeddings; the last layer of a masked-LM head is tied to them."""
 POSITIONS = "embeddings.position_embeddings.weight"
 """A table of positions, which may begin with rows for padding."""
 RELATIVE = "encoder.relative_attention_bias.weight"
 """A table of buckets, (buckets, heads)."""
 QKV = ("query", "key", "value")
-"""What a layer's attention projects, in the order of one projection to all three."""
+"""The projections of a layer's attention, in the order of a fused projection."""
 DISTANCES = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encoder.LayerNorm.bias")
-"""DeBERTa's table of distances, and what normalizes it."""
+"""DeBERTa's table of distances, and its norm."""
 
 _WITHOUT_TYPES = {WORDS: "embeddings.word_embeddings.weight", "embeddings.norm": "embeddings.LayerNorm"}
 _WITHOUT_POSITIONS = {**_WITHOUT_TYPES, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"}
@@ -56,9 +56,9 @@ _DISCRIMINATOR = {
     "discriminator_head.out": "discriminator_predictions.dense_prediction",
 }
 _GELU = {"hidden_act": "gelu"}
-"""What the masked-LM heads of some families compute with, whatever the configuration says."""
-_OF_TOKENS = {"token_classifier": "classifier", "span": "qa_outputs"}
-"""The classifiers of tokens, which all families name alike."""
+"""The activation of some families' masked-LM heads; the configuration does not change it."""
+_TOKEN_HEADS = {"token_classifier": "classifier", "span": "qa_outputs"}
+"""The token classifiers, which have the same names in all families."""
 
 
 class Task(NamedTuple):
@@ -74,36 +74,36 @@ _TASKS = {
     "ForMaskedLM": _MASKED_LM,
     "ForSequenceClassification": Task(EncoderForSequenceClassification, ("classifier.",)),
     "ForTokenClassification": Task(EncoderForTokenClassification, ("transform.", "token_classifier.")),
-    "ForQuestionAnswering": Task(Encoder, ("span.",)),  # which no encoder has: it is dropped
+    "ForQuestionAnswering": Task(Encoder, ("span.",)),  # no encoder has this head: it is dropped
 }
 
 
 class Family(NamedTuple):
     """How the tensors and options of one family are named. Tables map our names to theirs, without ``prefix``.
 
-    Where ours ends in "weight" or "bias", both are names of tensors, else of modules that have the two.
+    If our name ends in "weight" or "bias", both are names of tensors, otherwise of modules with these two tensors.
 
     Args:
         name: the beginning of its class names.
         prefix: the prefix of the encoder's names in a model with a head.
-        heads: the parts of all heads but classifiers of tokens, whose names are the same in all families. A pooler is
+        heads: the parts of all heads except token classifiers, whose names are the same in all families. A pooler is
             part of a sequence classifier.
-        decoder: the last layer of the masked-LM head. Its weights are the embeddings, if it has any in a checkpoint.
+        decoder: the last layer of the masked-LM head. If a checkpoint has its weights, they equal the embeddings.
         tasks: our class and its head, by the part of the class name after ``name``.
         embeddings: the embeddings and positions, and a norm at the end.
-        layers: the prefix of names within a layer, with a place for its number; or a function of our configuration,
-            which returns those of all layers.
-        qkv: the projections of a layer to query, key and value; one that makes all three has their rows in this order.
+        layers: the prefix of names within a layer, with "{}" for its number; or a function of our configuration, which
+            returns the prefixes of all layers.
+        qkv: the projections of a layer to query, key and value; a fused projection has their rows in this order.
         layer: the other parts of a layer.
-        stacked: tensors of ours that have a row for each layer, by its name within the layer.
-        joined: other tensors of ours that are made of several of theirs.
+        stacked: our tensors with a row for each layer; their tensor's name within the layer.
+        joined: our other tensors that are built from several of their tensors.
         projection: the layer from embeddings to wider hidden states.
         unused: beginnings of names without a counterpart.
         skips_padding: whether positions are counted from the one after the padding token's id.
         without: options without a counterpart here, each with the value that it must have.
-        renamed: their options, by our fields of another name.
+        renamed: their options, by our fields with a different name.
         fixed: fields that all models of the family have.
-        options: a function of their configuration, which returns more fields.
+        options: a function of their configuration that returns more fields.
     """
 
     name: str
@@ -120,22 +120,25 @@ class Family(NamedTuple):
     projection: str = "embeddings_project"
     unused: tuple[str, ...] = ()
     skips_padding: bool = False
-    without: Mapping[str, Any] = {}
+    without: Mapping[str, object] = {}
     renamed: Mapping[str, str] = {}
-    fixed: Mapping[str, Any] = {}
-    options: Callable[[PreTrainedConfig], dict[str, Any]] | None = None
+    fixed: Mapping[str, object] = {}
+    options: Callable[[PreTrainedConfig], dict[str, object]] | None = None
 
     def encoder_names(self, config: EncoderConfig) -> dict[str, tuple[str, ...]]:
-        """Return our name of each tensor of an encoder, with those of theirs that it is made of."""
+        """Return our name of each tensor of an encoder, with the names of their tensors that it is built from."""
         if isinstance(self.layers, str):
             prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
         else:
             prefixes = self.layers(config)
-        named = {**{f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)}, **self.layer}
+        layer_parts = {
+            **{f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)},
+            **self.layer,
+        }
         parts = {
             f"layers.{layer}.{ours}": prefix + theirs
             for layer, prefix in enumerate(prefixes)
-            for ours, theirs in named.items()
+            for ours, theirs in layer_parts.items()
         }
         if config.embedding_projection or config.embedding_size != config.hidden_size:
             parts["embeddings.projection"] = self.projection
@@ -143,18 +146,18 @@ class Family(NamedTuple):
         return {**_tensors({**self.embeddings, **parts}), **stacked, **self.joined}
 
     def head_names(self, task: Task | None = None) -> dict[str, tuple[str, ...]]:
-        """Return our name of each tensor of a task's head and of the pooler, with theirs; None: of all heads."""
+        """Return our name of each tensor of a task's head and of the pooler, with their names; None: of all heads."""
         return _tensors(
             {
                 ours: theirs
-                for ours, theirs in {**self.heads, **_OF_TOKENS}.items()
+                for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
                 if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
             }
         )
 
 
 def _tensors(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return the names of tensors that a table stands for."""
+    """Return the names of the tensors in a table of tensors and modules."""
     ends = {ours: ("",) if ours.endswith((".weight", ".bias")) else (".weight", ".bias") for ours in table}
     return {ours + end: (theirs + end,) for ours, theirs in table.items() for end in ends[ours]}
 
@@ -258,7 +261,7 @@ FAMILIES = {
         layer={**_LAYER, "attention.out": "attention.attn.o", "attention_norm": "attention.LayerNorm"},
         unused=("pooler.",),
         skips_padding=True,
-        # transformers computes with these, whatever the configuration says.
+        # transformers always computes with these; the configuration does not change them.
         without={**_GELU, "pad_token_id": 1, "relative_attention_num_buckets": 32},
         fixed={"position": "learned+t5", "type_vocab_size": 0, "classifier_dropout": None},
     ),
@@ -317,8 +320,9 @@ FAMILIES = {
         decoder="cls.predictions.decoder",
         embeddings=_WITHOUT_POSITIONS,
         qkv=("attention.self.query_proj", "attention.self.key_proj", "attention.self.value_proj"),
-        # All layers project one table as they project words. Here these are copies: what the model computes is the
-        # same, but it trains them apart. A bias of keys adds the same number to all scores of a query.
+        # All layers project one table with their projections of tokens. Here, the method has copies of these: the
+        # results are the same, but training changes the copies separately. A bias of keys adds the same number to all
+        # scores of a query.
         stacked={
             "position.key_weight": "attention.self.key_proj.weight",
             "position.query_weight": "attention.self.query_proj.weight",
@@ -373,7 +377,7 @@ FAMILIES = {
             "segments": "attention",
             "query_bias": False,
             "lm_head": "tied",
-            # A Funnel has no such options, or means something else by them.
+            # A Funnel lacks these options, or uses their names for something else.
             "max_position_embeddings": 512,
             "classifier_dropout": None,
             "initializer_range": 0.02,
@@ -383,6 +387,6 @@ FAMILIES = {
 }
 """The families by their ``model_type``."""
 
-# RoBERTa with other vocabularies: bge-m3 and multilingual-e5 are the first.
+# RoBERTa with other vocabularies; bge-m3 and multilingual-e5 are XLM-RoBERTas.
 for _kind, _name in (("xlm-roberta", "XLMRoberta"), ("camembert", "Camembert")):
     FAMILIES[_kind] = FAMILIES["roberta"]._replace(name=_name)

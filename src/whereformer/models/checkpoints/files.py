@@ -25,12 +25,13 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
         hub: options of the Hub, such as ``revision``.
 
     Raises:
-        OSError: if there is nothing of this name.
-        InputError: if a folder has no config.json, or a pipe or a device, or if the config.json holds something else.
+        OSError: if neither a folder nor a model on the Hub has this name.
+        InputError: if a folder has no config.json or contains a pipe or a device, or if the config.json is not a
+            dictionary.
     """
     if not isinstance(path_or_id, str | Path):
-        told = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {short_repr(path_or_id)}"
-        raise InputError("path_or_id", told)
+        reason = f"expected a folder with a checkpoint, or an id on the Hugging Face Hub, got {short_repr(path_or_id)}"
+        raise InputError("path_or_id", reason)
     check_regular_in("path_or_id", path_or_id)
     folder = Path(path_or_id, hub.get("subfolder") or "")
     if os.path.isdir(folder):  # False for names that are too long
@@ -43,16 +44,16 @@ def find_config(path_or_id: str | Path, **hub: Any) -> dict[str, Any]:
             "path_or_id: expected a folder with a checkpoint, or an id on the Hugging Face Hub that can be read, "
             f"got {str(path_or_id)!r}"
         ) from error
-    found: dict[str, Any] = read_json("path_or_id", Path(file), dict)
-    check_entries(found)
-    return found
+    config: dict[str, Any] = read_json("path_or_id", Path(file), dict)
+    check_entries(config)
+    return config
 
 
 def check_has_config(name: str, folder: Path) -> None:
     """Check that a folder has the config.json of a checkpoint.
 
     Raises:
-        InputError: for ``name``, if it has none; for the folder of a run, the error says where its model is.
+        InputError: for ``name``, if it has none; for the folder of a run, the error suggests its model's folder.
     """
     if not (folder / "config.json").is_file():
         model = folder / "model"
@@ -63,46 +64,47 @@ def check_has_config(name: str, folder: Path) -> None:
 def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     """Return the files with a checkpoint's weights, one or several.
 
-    The names of several stand in an index, which is untrusted: they must stay in the checkpoint's folder.
+    An index lists the names of several files. It is untrusted: the files must be in the checkpoint's folder.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
         hub: options of the Hub, such as ``revision``.
 
     Raises:
-        OSError: if there is no such checkpoint, or it is not in safetensors.
-        InputError: if its index is damaged, or names a file elsewhere.
+        OSError: if the checkpoint does not exist or is not in safetensors.
+        InputError: if its index is damaged, or names a file in another folder.
     """
 
     def find(name: str) -> str | None:
         return cached_file(path_or_id, name, _raise_exceptions_for_missing_entries=False, **hub)
 
-    whole = find("model.safetensors")
-    if whole is not None:
-        return [Path(whole)]
+    single_file = find("model.safetensors")
+    if single_file is not None:
+        return [Path(single_file)]
     index = find("model.safetensors.index.json")
     if index is None:
         raise OSError(
-            f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only; a pickle "
-            "such as pytorch_model.bin can run any code when it is opened; save_pretrained of transformers writes them"
+            f"path_or_id: {path_or_id} has no model.safetensors; weights are read from safetensors only, since a "
+            "pickle such as pytorch_model.bin can run any code when it is opened; transformers' save_pretrained writes "
+            "safetensors"
         )
     files = []
     for name in _names(Path(index)):
-        if (found := find(name)) is None:
+        if (file := find(name)) is None:
             raise InputError("path_or_id", f"{index} names {short_repr(name)}, which is missing")
-        files.append(Path(found))
+        files.append(Path(file))
     return files
 
 
 def _names(index: Path) -> list[str]:
-    """Read the names of files from an index, and check that they are names and no paths."""
+    """Read the names of files from an index, and check that they are names, not paths."""
     listed = read_json("path_or_id", index, dict).get("weight_map")
     names = [*listed.values()] if isinstance(listed, dict) else []
     plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)]
     if len(plain) < len(names) or not names:
-        given = next((name for name in names if name not in plain), listed)
+        entry = next((name for name in names if name not in plain), listed)
         raise InputError(
-            "path_or_id", f"{index} must name safetensors files in its own folder, got {short_repr(given)}"
+            "path_or_id", f"{index} must name safetensors files in its own folder, got {short_repr(entry)}"
         )
     return sorted(set(plain))
 
@@ -126,11 +128,11 @@ def read_tensors(files: Sequence[Path], part: str = "") -> dict[str, Tensor]:
 
 
 def _read(files: Sequence[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Return the weights in files, each with its name; they stay in the file until they are used."""
+    """Yield the name of each weight in the files, and the weight, which is not read before it is used."""
     for file in files:
         try:
             with safe_open(str(file), "pt") as opened:
-                for name in opened.keys():  # noqa: SIM118  # it is no dictionary
+                for name in opened.keys():  # noqa: SIM118  # it is not a dictionary
                     yield name, opened.get_tensor(name)
         except (SafetensorError, RuntimeError, OverflowError, TypeError) as error:
             reason = f"{file} is not safetensors, or not all of it was downloaded ({one_line(str(error))})"

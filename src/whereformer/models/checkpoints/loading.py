@@ -1,4 +1,4 @@
-"""Loads a checkpoint's tensors into a model, and reports which were kept, dropped and initialized."""
+"""Loads a checkpoint's tensors into a model, and reports which were loaded, dropped and initialized."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Checkpoint:
     """A checkpoint's tensors, by this library's names.
 
     Args:
-        state: the tensors by their names in a model with a head, so that the encoder's begin with ``BODY``.
-        names: the checkpoint's own names for them, including tensors that it should have and does not.
+        state: the tensors by their names in a model with a head, where the encoder's begin with ``BODY``.
+        names: the checkpoint's names of these tensors, and of tensors that it lacks.
         unused: the checkpoint's names of its tensors without a counterpart.
     """
 
@@ -35,59 +35,64 @@ class Checkpoint:
     unused: tuple[str, ...] = ()
 
 
-def fill(
-    model: PreTrainedModel, checkpoint: Checkpoint, *, fresh: Collection[str], whole: bool, relabeled: bool = False
+def load_into(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    *,
+    fresh: Collection[str],
+    needs_head: bool,
+    is_relabeled: bool = False,
 ) -> LoadingReport:
-    """Load a checkpoint into an encoder, or a model that has one; tensors that it lacks stay as they are.
+    """Load a checkpoint into an encoder, or a model that has one; tensors that it lacks do not change.
 
     Args:
         model: the model, which is changed in place.
         checkpoint: the checkpoint to load.
         fresh: beginnings of the encoder's names that the checkpoint may lack.
-        whole: whether the checkpoint must have the head too.
-        relabeled: whether the model has another number of labels, so that the head's tensors with a row per label are
-            fresh.
+        needs_head: whether the checkpoint must have the head, too.
+        is_relabeled: whether the model has a different number of labels, so that the head's tensors with a row per
+            label are fresh.
 
     Raises:
         ValueError: if a tensor is missing, has another shape or is not floating point; the message names it.
     """
     start = BODY if model.base_model is model else ""
-    own = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
-    state = {name: tensor for name, tensor in checkpoint.state.items() if name in own}
-    of_labels = set()
+    model_state = {start + name: tensor for name, tensor in model.state_dict(keep_vars=True).items()}
+    state = {name: tensor for name, tensor in checkpoint.state.items() if name in model_state}
+    label_tensors = set()
     for name, tensor in state.items():
-        if own[name].shape != tensor.shape:
-            if relabeled and not name.startswith(BODY) and own[name].shape[1:] == tensor.shape[1:]:
-                of_labels.add(name)
+        shape = model_state[name].shape
+        if shape != tensor.shape:
+            if is_relabeled and not name.startswith(BODY) and shape[1:] == tensor.shape[1:]:
+                label_tensors.add(name)
                 continue
-            raise misfit(checkpoint.names.get(name, name), tensor.shape, own[name].shape)
+            raise shape_error(checkpoint.names.get(name, name), tensor.shape, shape)
         check_dtype(checkpoint.names.get(name, name), tensor)
-    state = {name: tensor for name, tensor in state.items() if name not in of_labels}
-    # A tensor with two names, such as tied embeddings, needs to be there under only one of them.
-    given = {id(own[name]) for name in state}
-    kept = [name for name in own if id(own[name]) in given]
-    missing = [name for name in own if id(own[name]) not in given]
+    state = {name: tensor for name, tensor in state.items() if name not in label_tensors}
+    # A tensor with two names, such as tied embeddings, needs to be in the checkpoint under only one of them.
+    loaded_ids = {id(model_state[name]) for name in state}
+    loaded = [name for name in model_state if id(model_state[name]) in loaded_ids]
+    missing = [name for name in model_state if id(model_state[name]) not in loaded_ids]
     for name in missing:
-        needed = not name.startswith(tuple(fresh)) if name.startswith(BODY) else whole and name not in of_labels
-        if needed:
-            part = "" if name.startswith(BODY) else "; model_class=Encoder loads the encoder alone"
-            raise InputError(
-                "checkpoint", f"it has no {checkpoint.names.get(name, name)!r}, which this model needs{part}"
-            )
+        in_encoder = name.startswith(BODY)
+        if not name.startswith(tuple(fresh)) if in_encoder else needs_head and name not in label_tensors:
+            advice = "" if in_encoder else "; model_class=Encoder loads only the encoder"
+            original_name = checkpoint.names.get(name, name)
+            raise InputError("checkpoint", f"it has no {original_name!r}, which this model needs{advice}")
     model.load_state_dict({name.removeprefix(start): tensor for name, tensor in state.items()}, strict=False)
     model.tie_weights()
     dropped = [checkpoint.names.get(name, name) for name in checkpoint.state if name not in state]
     return LoadingReport(
-        tuple(name.removeprefix(start) for name in kept),
+        tuple(name.removeprefix(start) for name in loaded),
         (*dropped, *checkpoint.unused),
         tuple(name.removeprefix(start) for name in missing),
     )
 
 
-def misfit(name: str, found: torch.Size, own: torch.Size) -> InputError:
-    """Return the error for a checkpoint's tensor of another shape than the model's."""
-    said = f"{name!r} has shape {tuple(found)}, this model {tuple(own)}; options may have changed a size"
-    return InputError("checkpoint", said)
+def shape_error(name: str, shape: torch.Size, expected: torch.Size) -> InputError:
+    """Return the error for a checkpoint's tensor whose shape is not the model's."""
+    reason = f"expected {name!r} of shape {tuple(expected)}, got {tuple(shape)}; options may have changed a size"
+    return InputError("checkpoint", reason)
 
 
 def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
@@ -98,14 +103,14 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
         header: the checkpoint's tensors on the meta device, by name.
 
     Raises:
-        InputError: if one has another shape, or the model has far more parameters, before all of them are built.
+        InputError: if a shape differs, or if the model has far more parameters, before all of them are built.
     """
-    # A head that the checkpoint lacks has a few. Some modules replace parameters while they are built.
+    # A head that the checkpoint lacks has a few parameters. Some modules replace parameters while they are built.
     limit, thread, count = 1000 + 10 * len(header), get_ident(), itertools.count(1)
 
     def count_one(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         if get_ident() == thread and next(count) > limit:
-            reason = f"it has {len(header):,} tensors, and its config.json describes a model of more than {limit:,}"
+            reason = f"it has {len(header):,} tensors, but its config.json describes a model with more than {limit:,}"
             raise InputError("checkpoint", reason)
 
     handle = register_module_parameter_registration_hook(count_one)
@@ -116,16 +121,16 @@ def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tens
         handle.remove()
     prefix = f"{model.base_model_prefix}."
     bare = {name.removeprefix(prefix): tensor for name, tensor in header.items()}
-    for name, own in model.state_dict().items():
-        found = bare.get(name.removeprefix(prefix), own)
-        if found.shape != own.shape:
-            raise misfit(name, found.shape, own.shape)
+    for name, expected in model.state_dict().items():
+        tensor = bare.get(name.removeprefix(prefix), expected)
+        if tensor.shape != expected.shape:
+            raise shape_error(name, tensor.shape, expected.shape)
 
 
 def check_dtype(name: str, tensor: Tensor) -> None:
-    """Check that a weight is in numbers that a model computes with.
+    """Check that a weight has a dtype that models compute with.
 
-    A copy would lose the imaginary parts of complex numbers and the scales of quantized ones.
+    Copying would lose the imaginary parts of complex numbers, and the scales of quantized numbers.
 
     Raises:
         InputError: if not; it names the tensor.
@@ -135,20 +140,20 @@ def check_dtype(name: str, tensor: Tensor) -> None:
         raise InputError("checkpoint", f"{name!r} is {tensor.dtype}, {reason}")
 
 
-LARGEST = 1e10
-"""No training makes larger weights than this. Their products are no longer numbers in float32."""
+MAX_WEIGHT = 1e10
+"""No training makes larger weights. The products of such weights overflow in float32."""
 
 
 def check_weights(weights: Mapping[str, Tensor]) -> None:
-    """Check that weights are numbers that a model can compute with.
+    """Check that weights are finite and not too large for a model to compute with.
 
     Raises:
-        InputError: if some are not finite, or too large; it names the tensor.
+        InputError: if not; it names the tensor.
     """
     for name, tensor in weights.items():
         if tensor.numel() == 0 or not tensor.is_floating_point():
             continue
         largest = float(tensor.abs().max())  # NaN if there is one
-        if not largest <= LARGEST:
-            what = f"as large as {largest:.3g}" if isfinite(largest) else "that are not finite"
-            raise InputError("checkpoint", f"{name!r} has numbers {what}; this checkpoint is broken")
+        if not largest <= MAX_WEIGHT:
+            reason = f"as large as {largest:.3g}" if isfinite(largest) else "that are not finite"
+            raise InputError("checkpoint", f"{name!r} has numbers {reason}; this checkpoint is broken")

@@ -1,16 +1,20 @@
-"""The options of ModernBERT, DeBERTa and Funnel as our fields, where these depend on several of them."""
+"""The options of ModernBERT, DeBERTa and Funnel as our fields, if a field depends on several options."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar
+
+from transformers import PreTrainedConfig
 
 from ...errors import InputError, short_repr
 from ..blocks import parse_blocks
 from ..config import EncoderConfig
 
+T = TypeVar("T")
+
 _WITHOUT_DECODER = ("FunnelBaseModel", "FunnelForSequenceClassification")
-_OF_VERSION_3 = {
+_VERSION_3_OPTIONS = {
     "relative_attention": True,
     "share_att_key": True,
     "norm_rel_ebd": "layer_norm",
@@ -19,7 +23,7 @@ _OF_VERSION_3 = {
 }
 
 
-def modernbert_options(config: Any) -> dict[str, Any]:
+def modernbert_options(config: PreTrainedConfig) -> dict[str, object]:
     """Return the fields of a ModernBERT that depend on several of its options."""
     if config.classifier_activation != config.hidden_activation:
         reason = f"expected hidden_activation's {config.hidden_activation!r}"
@@ -32,35 +36,33 @@ def modernbert_options(config: Any) -> dict[str, Any]:
     window = config.local_attention // 2
     if window < 1 and "sliding_attention" in config.layer_types:
         raise InputError("local_attention", f"expected at least 2, got {short_repr(config.local_attention)}")
-    windows = _in_turn([0 if kind == "full_attention" else window for kind in config.layer_types])
+    windows = _shortest_cycle([0 if kind == "full_attention" else window for kind in config.layer_types])
     return {
-        "position_options": {"base": _in_turn([rotation["rope_theta"] for rotation in rotations])},
+        "position_options": {"base": _shortest_cycle([rotation["rope_theta"] for rotation in rotations])},
         "windows": ",".join(map(str, windows)) if any(windows) else None,
         "sparse_prediction": config.sparse_prediction,
         "classifier_pooling": config.classifier_pooling,
     }
 
 
-def _in_turn(values: Sequence[Any]) -> list[Any]:
-    """Return the shortest list that gives the values if it is repeated."""
+def _shortest_cycle(values: Sequence[T]) -> list[T]:
+    """Return the shortest list whose repetition gives the values."""
     lengths = range(1, len(values) + 1)
     return next(list(values[:n]) for n in lengths if all(value == values[i % n] for i, value in enumerate(values)))
 
 
-def deberta_options(config: Any) -> dict[str, Any]:
-    """Return the fields of a DeBERTa that depend on several of its options, or are named otherwise.
+def deberta_options(config: PreTrainedConfig) -> dict[str, object]:
+    """Return the fields of a DeBERTa that depend on several of its options, or have another name.
 
     Raises:
         InputError: for an option that is not as in version 3; the message names it.
     """
-    given = {name: getattr(config, name, None) or type(wanted)() for name, wanted in _OF_VERSION_3.items()}
-    given["pos_att_type"] = sorted(config.pos_att_type or ())
-    for name, wanted in {**_OF_VERSION_3, "pos_att_type": ["c2p", "p2c"]}.items():
-        if given[name] != wanted:
-            raise InputError(
-                name,
-                f"expected {wanted!r}, as in DeBERTa's version 3, got {short_repr(given[name])}; attach takes others",
-            )
+    options = {name: getattr(config, name, None) or type(value)() for name, value in _VERSION_3_OPTIONS.items()}
+    options["pos_att_type"] = sorted(config.pos_att_type or ())
+    for name, expected in {**_VERSION_3_OPTIONS, "pos_att_type": ["c2p", "p2c"]}.items():
+        if options[name] != expected:
+            reason = f"expected {expected!r}, as in DeBERTa's version 3, got {short_repr(options[name])}"
+            raise InputError(name, f"{reason}; attach accepts all versions")
     reach, buckets = (getattr(config, name, -1) for name in ("max_relative_positions", "position_buckets"))
     # Without buckets, each distance has a row.
     return {
@@ -74,23 +76,22 @@ def deberta_options(config: Any) -> dict[str, Any]:
     }
 
 
-def funnel_options(config: Any) -> dict[str, Any]:
-    """Return the fields of a Funnel that depend on several of its options, or are named otherwise.
+def funnel_options(config: PreTrainedConfig) -> dict[str, object]:
+    """Return the fields of a Funnel that depend on several of its options, or have another name.
 
     Raises:
         InputError: for a decoder that has no counterpart.
     """
     sizes, repeats = config.block_sizes, config.block_repeats
-    decoder = (config.architectures or [""])[0] not in _WITHOUT_DECODER
-    layers = config.num_decoder_layers if decoder else 0
-    if decoder and not (len(sizes) > 1 and repeats[0] == 1 and layers):
-        # In these cases transformers adds the states of an earlier pass, adds the last states to themselves, or runs no
-        # layer after.
+    has_decoder = (config.architectures or [""])[0] not in _WITHOUT_DECODER
+    layers = config.num_decoder_layers if has_decoder else 0
+    if has_decoder and not (len(sizes) > 1 and repeats[0] == 1 and layers):
+        # In these cases, transformers adds the states of an earlier pass, adds the last states to themselves, or runs
+        # no layer after that.
         raise InputError(
             "block_sizes",
-            "expected a decoder to have layers, and before it several blocks of which the first does not "
-            f"repeat, got block_sizes {sizes}, block_repeats {repeats} and num_decoder_layers {layers} in the "
-            "checkpoint's configuration",
+            "expected a decoder with layers after several blocks, the first without repeats, got block_sizes "
+            f"{sizes}, block_repeats {repeats} and num_decoder_layers {layers} in the checkpoint's configuration",
         )
     blocks = (f"{size}x{times}" if times > 1 else str(size) for size, times in zip(sizes, repeats, strict=True))
     return {
@@ -102,7 +103,7 @@ def funnel_options(config: Any) -> dict[str, Any]:
 
 
 def funnel_layers(config: EncoderConfig) -> list[str]:
-    """Return the beginning of the names in each layer, those of the decoder last."""
+    """Return the beginning of the names in each layer, the decoder's layers last."""
     blocks = parse_blocks(config.blocks)
     layers = [f"encoder.blocks.{index}.{layer}." for index, block in enumerate(blocks) for layer in range(block.layers)]
     return layers + [f"decoder.layers.{layer}." for block in config.decoder_blocks for layer in range(block.layers)]

@@ -22,7 +22,7 @@ from ..heads import EncoderForCausalLM, EncoderForPreTraining
 from .bert import bert_config, from_bert
 from .families import FAMILIES
 from .files import find_config, find_weights, read_header, read_tensors
-from .loading import BODY, Checkpoint, check_weights, fill
+from .loading import BODY, Checkpoint, check_weights, load_into
 
 OURS = (EncoderConfig.model_type, ElectraPretrainingConfig.model_type)
 
@@ -40,14 +40,14 @@ def load_pretrained(
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 
-    This takes transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
-    (version 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's own
-    method, the outputs are transformers'. The model's ``loading_report`` says which tensors were kept, dropped and
+    This loads transformers' BERT, ALBERT, RoBERTa, XLM-RoBERTa, CamemBERT, ELECTRA, DistilBERT, MPNet, DeBERTa
+    (version 3), ModernBERT and Funnel-Transformer, and this library's own models. With the checkpoint's position
+    method, the outputs are transformers'. The model's ``loading_report`` lists which tensors were loaded, dropped and
     freshly initialized; a warning is logged if any were dropped or initialized.
 
     Args:
         path_or_id: a folder, or an id on the Hugging Face Hub.
-        position: a position method to use in place of the checkpoint's. Methods that are in both keep their weights,
+        position: a position method to use instead of the checkpoint's. Methods that are in both keep their weights,
             such as a BERT's trained position embeddings in "learned+tisa"; the others have fresh parameters.
         model_class: the class to build; by default the one that was saved. Parts that the checkpoint lacks, such as the
             head of another task, are fresh. The pooler of BERT and ALBERT becomes the dense layer of an
@@ -57,41 +57,42 @@ def load_pretrained(
             transformers' Funnel. Any other name is an option of the position method. If ``num_labels`` changes, the
             classifier's last layer is fresh.
 
-    Where transformers goes by other conventions:
+    Some conventions differ from transformers':
 
-    - RoBERTa's and MPNet's positions are counted from 0 here, also in given ``position_ids``, and there from
-      ``pad_token_id + 1``. In both, padding is not counted (``config.count_padding``).
-    - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, where our own
-      :class:`EncoderForPreTraining` and Funnel's say "original": label replaced tokens 1.
-    - Without token types a Funnel's segments say nothing, as in the authors' code; transformers takes them to be 0,
-      which is not the same: give zeros for its numbers.
-    - RoBERTa's, MPNet's and ELECTRA's classifiers of sequences have, in training, one dropout more: on the
-      first token's state. ModernBERT's dropouts become those of EncoderConfig, which act at other places where they are
-      not zero.
-    - A ModernBERT rotates in float32 in transformers, whatever its dtype.
+    - RoBERTa's and MPNet's positions are counted from 0 here, also in ``position_ids`` that you pass, but from
+      ``pad_token_id + 1`` in transformers. In both, padding is not counted (``config.count_padding``).
+    - An ELECTRA discriminator's logits are as it was trained, positive for a token that was *replaced*, but positive
+      for "original" in our own :class:`EncoderForPreTraining` and in Funnel's. So label replaced tokens 1.
+    - Without token types, a Funnel's segments have no effect, as in the authors' code, but transformers uses type 0
+      for all tokens, which is not the same. To get its results, pass zeros.
+    - In training, transformers' sequence classifiers of RoBERTa, MPNet and ELECTRA have one more dropout: on the first
+      token's state. ModernBERT's dropouts become EncoderConfig's, which act at different places if they are not zero.
+    - In transformers, ModernBERT rotates in float32 with any dtype.
 
     Raises:
-        ValueError: for an unsupported kind of checkpoint, or one whose tensors are missing, unexpected, of another
-            size or not finite, or an option that neither the configuration nor the position method has. Sizes are
-            compared before any memory is taken.
-        OSError: if there is no such checkpoint, or it has no readable safetensors.
+        ValueError: for an unsupported kind of checkpoint; for tensors that are missing, unexpected, not finite or have
+            the wrong size; for an option that neither the configuration nor the position method has. Sizes are compared
+            before memory is allocated.
+        OSError: if the checkpoint does not exist or has no readable safetensors.
     """
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise InputError("dtype", f"expected a floating dtype of torch, got {short_repr(dtype)}")
-    layout: dict[str, Any] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
-    source = source_of(find_config(path_or_id), layout)
-    build = source.built_as if model_class is None else model_class
+    layout: dict[str, object] = {name: options[name] for name in ("blocks", "decoder_layers") if name in options}
+    source = find_source(find_config(path_or_id), layout)
+    build = source.default_class if model_class is None else model_class
     if getattr(build, "base_model_prefix", None) != Encoder.base_model_prefix:
         name = getattr(build, "__name__", short_repr(build))
         raise TypeError(f"model_class: expected Encoder or a model that has one, got {name}")
-    config = EncoderConfig.from_dict(_changed(source.fields, position, options))
-    before = source.fields.get("position", "learned")
-    relabeled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
+    config = EncoderConfig.from_dict(_change_fields(source.fields, position, options))
+    old_position = source.fields.get("position", "learned")
+    is_relabeled = config.num_labels != EncoderConfig.from_dict(dict(source.fields)).num_labels
 
-    def filled(model: EncoderPreTrainedModel, weights: Mapping[str, Tensor]) -> EncoderPreTrainedModel:
-        checkpoint, fresh = _recomposed(source.translate(weights), before, config.position)
-        whole = type(model) is source.built_as
-        model.loading_report = fill(model, checkpoint, fresh=fresh, whole=whole, relabeled=relabeled)
+    def load_weights(model: EncoderPreTrainedModel, weights: Mapping[str, Tensor]) -> EncoderPreTrainedModel:
+        checkpoint, fresh = _rename_for_position(source.translate(weights), old_position, config.position)
+        needs_head = type(model) is source.default_class
+        model.loading_report = load_into(
+            model, checkpoint, fresh=fresh, needs_head=needs_head, is_relabeled=is_relabeled
+        )
         return model
 
     files = find_weights(path_or_id)
@@ -99,41 +100,41 @@ def load_pretrained(
     # First without memory: an untrusted configuration could ask for any amount.
     try:
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            filled(build(config), header)
+            load_weights(build(config), header)
     except (RuntimeError, ArithmeticError, TypeError, IndexError) as error:
-        raise InputError("config", f"no model has these sizes ({one_line(str(error))})") from None
+        raise InputError("config", f"a model with these sizes cannot be built ({one_line(str(error))})") from None
     weights = read_tensors(files)
     check_weights(weights)
-    model = filled(build(config).to(dtype), weights)
+    model = load_weights(build(config).to(dtype), weights)
     assert model.loading_report is not None
     if model.loading_report.dropped or model.loading_report.initialized:
         _log.warning(f"{path_or_id} as {type(model).__name__}\n{model.loading_report}")
     return model.eval()
 
 
-def _changed(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the position method and the given options in a configuration's fields."""
-    own = {name: value for name, value in options.items() if name in {*EncoderConfig().to_dict(), "num_labels"}}
+def _change_fields(fields: Mapping[str, Any], position: str | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace the position method and options in a configuration's fields."""
+    config_names = {*EncoderConfig().to_dict(), "num_labels"}
+    config_options = {name: value for name, value in options.items() if name in config_names}
     # The dtype belongs to the model, and label names fit only one number of labels.
-    gone = {"dtype", "torch_dtype"} | ({"id2label", "label2id"} if "num_labels" in own else set())
-    changed = {name: value for name, value in fields.items() if name not in gone} | own
-    kept = fields.get("position_options") or {}
+    dropped = {"dtype", "torch_dtype"} | ({"id2label", "label2id"} if "num_labels" in config_options else set())
+    changed = {name: value for name, value in fields.items() if name not in dropped} | config_options
+    carried_options = fields.get("position_options") or {}
     if position is not None:
-        stay = [
-            part for part in component_names(fields.get("position", "learned")) if part in component_names(position)
-        ]
-        known = {option for part in stay for option in describe(part)[1]}
+        old_methods = component_names(fields.get("position", "learned"))
+        shared_methods = [method for method in old_methods if method in component_names(position)]
+        known = {*shared_methods}.union(*(describe(method)[1] for method in shared_methods))
         changed["position"] = position
-        kept = {name: value for name, value in kept.items() if name in known or name in stay}
-    others = {name: value for name, value in options.items() if name not in own}
-    changed["position_options"] = kept | (own.get("position_options") or {}) | others
+        carried_options = {name: value for name, value in carried_options.items() if name in known}
+    method_options = {name: value for name, value in options.items() if name not in config_options}
+    changed["position_options"] = carried_options | (config_options.get("position_options") or {}) | method_options
     return changed
 
 
-def _places(position: str) -> dict[str, str]:
+def _tensor_prefixes(position: str) -> dict[str, str]:
     """Return the beginning of the names of each method's tensors, for a composition or a single method.
 
-    A pattern over layers counts as a method of its own: its tensors fit no other method.
+    A pattern over layers counts as a separate method, since its tensors do not fit any other.
     """
     pattern = layer_pattern(position)
     parts = pattern[0] if len(pattern) == 1 else [canonical_name(position)]
@@ -142,86 +143,97 @@ def _places(position: str) -> dict[str, str]:
     return {part: f"{BODY}position.parts.{index}." for index, part in enumerate(parts)}
 
 
-def _recomposed(checkpoint: Checkpoint, before: str, after: str) -> tuple[Checkpoint, list[str]]:
-    """Rename a checkpoint's tensors for another position method; return it with the beginnings of fresh names."""
-    if canonical_name(before) == canonical_name(after):
+def _rename_for_position(checkpoint: Checkpoint, old_position: str, position: str) -> tuple[Checkpoint, list[str]]:
+    """Rename a checkpoint's tensors for a different position method; also return the beginnings of fresh names."""
+    if canonical_name(old_position) == canonical_name(position):
         return checkpoint, []
-    old, new = _places(before), _places(after)
+    old, new = _tensor_prefixes(old_position), _tensor_prefixes(position)
     state, names, unused = {}, dict(checkpoint.names), list(checkpoint.unused)
     for name, tensor in checkpoint.state.items():
-        part = next((part for part, place in old.items() if name.startswith(place)), None)
-        if part is None:
+        method = next((method for method, prefix in old.items() if name.startswith(prefix)), None)
+        if method is None:
             state[name] = tensor
-        elif part in new:
-            moved = new[part] + name.removeprefix(old[part])
-            state[moved], names[moved] = tensor, checkpoint.names.get(name, name)
+        elif method in new:
+            new_name = new[method] + name.removeprefix(old[method])
+            state[new_name], names[new_name] = tensor, checkpoint.names.get(name, name)
         else:
             unused.append(checkpoint.names.get(name, name))
-    recomposed = replace(checkpoint, state=state, names=names, unused=tuple(unused))
-    return recomposed, [place for part, place in new.items() if part not in old]
+    renamed = replace(checkpoint, state=state, names=names, unused=tuple(unused))
+    return renamed, [prefix for method, prefix in new.items() if method not in old]
 
 
 class CheckpointSource(NamedTuple):
-    """What a checkpoint is: our class, the fields of its configuration, and how to read the tensors."""
+    """How to load a checkpoint.
 
-    built_as: type[EncoderPreTrainedModel]
+    Args:
+        default_class: our class for the checkpoint's class.
+        fields: the fields of our configuration.
+        translate: renames the checkpoint's tensors to our names.
+    """
+
+    default_class: type[EncoderPreTrainedModel]
     fields: Mapping[str, Any]
     translate: Callable[[Mapping[str, Tensor]], Checkpoint]
 
 
 @contextmanager
-def read_as_a_model() -> Iterator[None]:
-    """Turn what goes wrong with an untrusted config.json, where anything can stand anywhere, into an InputError."""
+def report_bad_config() -> Iterator[None]:
+    """Turn any error into an InputError: in an untrusted config.json, any field can have any value."""
     try:
         yield
     except InputError:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {one_line(str(error))}"
-        raise InputError("path_or_id", f"its config.json describes no model ({reason})") from error
+        raise InputError("path_or_id", f"its config.json does not describe a model ({reason})") from error
 
 
-@read_as_a_model()
-def source_of(found: Mapping[str, Any], layout: Mapping[str, Any]) -> CheckpointSource:
-    """Return how to read a checkpoint, given the contents of its config.json and the model's fields of other layers.
+@report_bad_config()
+def find_source(config_json: Mapping[str, Any], layout: Mapping[str, object]) -> CheckpointSource:
+    """Return how to load a checkpoint, by its config.json.
+
+    Args:
+        config_json: the contents of the file.
+        layout: the fields of :class:`EncoderConfig` about layers that the model to build changes.
 
     Raises:
-        InputError: if it is of another kind, or its configuration fits no model.
+        InputError: if its kind is not supported, or its configuration does not describe a model.
     """
-    kind = found.get("model_type")
+    kind = config_json.get("model_type")
     if kind in OURS:
-        return _of_ours(found)
-    if found.get("whereformer"):
-        told = "expected a model without an attached position method, got one with it; whereformer.load_attached reads"
-        raise InputError("path_or_id", f"{told} such models")
+        return _find_own_source(config_json)
+    if config_json.get("whereformer"):
+        reason = "expected a model without an attached position method; whereformer.load_attached loads models with one"
+        raise InputError("path_or_id", reason)
     if kind not in FAMILIES:
         kinds = ", ".join((*OURS, *FAMILIES))
         raise InputError("path_or_id", f"expected a checkpoint of model_type {kinds}; got {kind!r}")
     family = FAMILIES[kind]
     known = {family.name + suffix: task for suffix, task in family.tasks.items()}
-    name = (found.get("architectures") or list(known))[0]
+    name = (config_json.get("architectures") or list(known))[0]
     if name not in known:
         raise InputError("path_or_id", f"expected one of {', '.join(known)}, got {name}")
-    fields = bert_config(found, family)
-    own, config = EncoderConfig.from_dict(dict(fields)), EncoderConfig.from_dict({**fields, **layout})
-    translate = partial(from_bert, family=family, own=own, config=config, task=known[name])
+    fields = bert_config(config_json, family)
+    saved_config, config = EncoderConfig.from_dict(dict(fields)), EncoderConfig.from_dict({**fields, **layout})
+    translate = partial(from_bert, family=family, saved_config=saved_config, config=config, task=known[name])
     return CheckpointSource(known[name].model, fields, translate)
 
 
-def _of_ours(found: Mapping[str, Any]) -> CheckpointSource:
-    names = found.get("architectures") or []
-    EncoderConfig.from_dict(dict(found))  # for its errors
-    own = {task.model.__name__: task.model for task in FAMILIES["funnel"].tasks.values()}
-    own |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}  # the part to use
-    return CheckpointSource(next((own[name] for name in names if name in own), Encoder), found, _from_own)
+def _find_own_source(config_json: Mapping[str, Any]) -> CheckpointSource:
+    names = config_json.get("architectures") or []
+    EncoderConfig.from_dict(dict(config_json))  # for its errors
+    classes = {task.model.__name__: task.model for task in FAMILIES["funnel"].tasks.values()}
+    classes |= {"EncoderForCausalLM": EncoderForCausalLM, "Electra": EncoderForPreTraining}  # Electra's part to keep
+    default_class = next((classes[name] for name in names if name in classes), Encoder)
+    return CheckpointSource(default_class, config_json, _translate_own)
 
 
-def _from_own(state: Mapping[str, Tensor]) -> Checkpoint:
-    """Rename the tensors of this library's checkpoint to those of a model with a head."""
-    part = "discriminator."
-    if any(name.startswith(part) for name in state):
-        own = {name.removeprefix(part): tensor for name, tensor in state.items() if name.startswith(part)}
-        return Checkpoint(own, unused=tuple(name for name in state if not name.startswith(part)))
+def _translate_own(state: Mapping[str, Tensor]) -> Checkpoint:
+    """Rename the tensors of this library's checkpoint to their names in a model with a head."""
+    prefix = "discriminator."
+    if any(name.startswith(prefix) for name in state):
+        discriminator = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
+        return Checkpoint(discriminator, unused=tuple(name for name in state if not name.startswith(prefix)))
     if not any(name.startswith(BODY) for name in state):
         return Checkpoint(
             {BODY + name: tensor for name, tensor in state.items()}, {BODY + name: name for name in state}

@@ -11,7 +11,7 @@ position and each has its own loop; with explicit positions every tile is ANY.
 import triton
 import triton.language as tl
 
-# In the order in which a row of tiles has them. A row begins with ANY too if offsets may be too small.
+# In their order in a row of tiles. A row begins with ANY too if offsets may be too small.
 LEFT, INSIDE, RIGHT, ANY = tl.constexpr(-1), tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
 
 
@@ -122,13 +122,10 @@ def find_query_areas(terms, pairs, batch, first_key, all_any, BLOCK_M: tl.conste
         # With the other sign, they grow.
         high = -pairs.start - first_key * pairs.key_stride
         low = high - (BLOCK_N - 1) * pairs.key_stride
-        min_offset, max_offset, first, last = pairs.max_offset, pairs.min_offset, terms.span.last, terms.span.first
-        if min_offset is not None:
-            min_offset = -min_offset
-        if max_offset is not None:
-            max_offset = -max_offset
-        if first is not None:
-            first, last = -first, -last
+        min_offset = None if pairs.max_offset is None else -pairs.max_offset
+        max_offset = None if pairs.min_offset is None else -pairs.min_offset
+        first = None if terms.span.last is None else -terms.span.last
+        last = None if terms.span.first is None else -terms.span.first
         bounds, _ = _find_areas(
             low, high, pairs.query_stride, min_offset, max_offset, first, last, start, end, None, all_any, BLOCK_M
         )

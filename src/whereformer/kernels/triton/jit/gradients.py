@@ -1,4 +1,4 @@
-"""The gradient of a tile's scores, with which all gradient kernels begin, and the kernel of dense scores' gradient."""
+"""The gradient of a tile's scores, where all gradient kernels begin, and the kernel of dense scores' gradient."""
 
 # mypy: ignore-errors
 
@@ -28,8 +28,7 @@ def load_row_state(norm, pairs, batch_head, rows):
     if norm.log_sum is None:
         return RowState(shift, 0.0, delta)
     else:
-        log_sum = load_numbers(norm.log_sum, norm.head_stride, pairs, batch_head, rows, 0.0)  # rows.shape
-        return RowState(shift, log_sum, delta)
+        return RowState(shift, load_numbers(norm.log_sum, norm.head_stride, pairs, batch_head, rows, 0.0), delta)
 
 
 @triton.jit

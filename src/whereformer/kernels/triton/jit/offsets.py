@@ -1,6 +1,6 @@
 """Tables of vectors: their products with rows, sums over a row's keys by offset, and the tables' gradients from these.
 
-The sums beyond the ends of a table are those of a bias, too.
+A bias has sums beyond the ends of its table, too.
 """
 
 # mypy: ignore-errors

@@ -67,7 +67,7 @@ def _add_key_blocks(
 def query_gradients(inputs, norm, gradients, key_vectors, terms, pairs, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Compute all gradients that sum over keys, for one block of queries of one head.
 
-    With factors f, levels l, and sums by offset of the table of keys; those of the table of values are of weights::
+    With factors f, levels l, and sums by offset of the table of keys; the table of values has sums of weights::
 
         sums[i, o] = sum_j d_scores[i, j] at the offset o
         d_query[i] = scale * (sum_j d_products[i, j] * key[j] + sum_o sums[i, o] * key_vectors[o])

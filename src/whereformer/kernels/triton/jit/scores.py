@@ -61,24 +61,18 @@ def find_index(table, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = Fa
 @triton.jit
 def load_products(table, index, tile, pairs, AREA: tl.constexpr, BY_KEY: tl.constexpr = False):
     """Load the product with a table's vector for each pair of a tile; see :func:`find_index`."""
-    if BY_KEY:
-        rows = table.products + (head_index(pairs, tile.batch_head) * pairs.n_k + tile.first_key) * table.length
-        in_range = tile.columns < pairs.n_k
-        rows_left = pairs.n_k - tile.first_key
-        ROWS: tl.constexpr = tile.columns.numel
-    else:
-        rows = table.products + (head_index(pairs, tile.batch_head) * pairs.n_q + tile.first_row) * table.length
-        in_range = tile.rows < pairs.n_q
-        rows_left = pairs.n_q - tile.first_row
-        ROWS: tl.constexpr = tile.rows.numel
+    rows = tile.columns if BY_KEY else tile.rows
+    first_row = tile.first_key if BY_KEY else tile.first_row
+    n = pairs.n_k if BY_KEY else pairs.n_q
+    pointers = table.products + (head_index(pairs, tile.batch_head) * n + first_row) * table.length
     WITHIN: tl.constexpr = AREA != LEFT and AREA != RIGHT
     if WITHIN and table.padded_length is not None:
         # Load each product that the tile reads once, and gather the tile from these in shared memory.
-        number = tl.arange(0, ROWS * table.padded_length)
-        numbers = tl.load(rows + number, mask=number < rows_left * table.length, other=0.0)  # (ROWS * padded_length,)
+        number = tl.arange(0, rows.numel * table.padded_length)  # (rows.numel * padded_length,)
+        numbers = tl.load(pointers + number, mask=number < (n - first_row) * table.length, other=0.0)
         return tl.reshape(tl.gather(numbers, tl.reshape(index, [index.numel]), 0), index.shape)  # TILE
     else:
-        products = tl.load(rows + index, mask=in_range, other=0.0)  # index.shape
+        products = tl.load(pointers + index, mask=rows < n, other=0.0)  # index.shape
         if WITHIN:
             products = convert_to_product_layout(products)  # TILE
         return products
@@ -195,23 +189,14 @@ def compute_scores(left, right, tile, terms, pairs, AREA: tl.constexpr):
     if tile.first_key >= 0:
         if terms.bias.data is not None:
             bias = _load_bias(terms.bias, tile, offsets, pairs, AREA)  # TILE or ()
-            if WITH_BIAS:
-                scores = tl.fma(scores, terms.products.log2_scale, bias)
-            else:
-                scores += bias
+            scores = tl.fma(scores, terms.products.log2_scale, bias) if WITH_BIAS else scores + bias
         if terms.key_table.products is not None:
             products = load_products(terms.key_table, index, tile, pairs, AREA)  # TILE or rows.shape
-            if WITH_KEYS:
-                scores = tl.fma(scores, terms.products.log2_scale, products)
-            else:
-                scores += products
+            scores = tl.fma(scores, terms.products.log2_scale, products) if WITH_KEYS else scores + products
         if terms.query_table.products is not None:
             # TILE or columns.shape
             products = load_products(terms.query_table, index_by_key, tile, pairs, AREA, BY_KEY=True)
-            if WITH_QUERIES:
-                scores = tl.fma(scores, terms.products.log2_scale, products)
-            else:
-                scores += products
+            scores = tl.fma(scores, terms.products.log2_scale, products) if WITH_QUERIES else scores + products
         if terms.query_levels.data is not None:
             for column in tl.static_range(terms.query_levels.width):
                 distances = tl.abs(subtract_levels(terms, tile, pairs, column))  # TILE

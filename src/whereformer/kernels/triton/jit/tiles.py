@@ -1,4 +1,4 @@
-"""Loads and stores of rows, and what a program and a tile work on."""
+"""Loads and stores of rows, and the parts of a call that a program and a tile work on."""
 
 # mypy: ignore-errors
 # Kernels are a separate language that only looks like Python.
@@ -113,7 +113,7 @@ def convert_to_product_layout(numbers):
 
 @triton.jit
 def head_index(pairs, batch_head):
-    """Return the index of a head in a (batch, heads) tensor, whose heads are those of queries."""
+    """Return the index of a query head in a (batch, heads) tensor."""
     return tl.cast(batch_head.batch, tl.int64) * pairs.heads + batch_head.head
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -19,7 +18,7 @@ from ..patched_forward import PatchedForward
 from ..trial_run import owner_by_module
 from . import audio, deberta, mpnet
 
-PATCHES: dict[str, dict[str, Callable[..., Any]]] = {
+PATCHES: dict[str, dict[str, Callable[..., object]]] = {
     "wav2vec2_bert.Wav2Vec2BertSelfAttention": {"forward": audio.conformer},
     "wav2vec2_conformer.Wav2Vec2ConformerSelfAttention": {"forward": audio.conformer},
     "seamless_m4t.SeamlessM4TConformerSelfAttention": {"forward": audio.conformer},
@@ -58,7 +57,7 @@ def patch_layers(model: PreTrainedModel, undo: Undo, submodels: Collection[PreTr
             setattr(module, name, patched)
 
 
-def _functions(layer_class: type) -> dict[str, Callable[..., Any]]:
+def _functions(layer_class: type) -> dict[str, Callable[..., object]]:
     """Return the functions for a class of transformers, or for its nearest base class that has some."""
     for base in layer_class.__mro__:
         package, _, model = base.__module__.rpartition(".modeling_")

@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, Term
+from ..masks import Mask
 from ..patched_forward import PatchedForward, project_heads, split_heads
 
 
 def conformer(
     patch: PatchedForward,
     hidden_states: Tensor,
-    attention_mask: Any = None,
+    attention_mask: Mask = None,
     relative_position_embeddings: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:

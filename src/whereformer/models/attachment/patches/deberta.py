@@ -88,7 +88,7 @@ def _attend(
     return patch.attend(*arguments, scaling=1.0, dropout=layer.dropout.p, **options)
 
 
-def unpacked(patch: PatchedForward, *args: Any, **kwargs: Any) -> Any:
+def unpacked(patch: PatchedForward, *args: object, **kwargs: object) -> object:
     """Run a model, but refuse the arguments of packed rows, which the model would ignore."""
     for name in PACKED:
         if kwargs.get(name) is not None:
@@ -104,7 +104,7 @@ def padding(patch: PatchedForward, attention_mask: Tensor) -> Tensor:
 
 
 def no_distances(
-    patch: PatchedForward, hidden_states: Tensor, query_states: Any = None, relative_pos: Any = None
-) -> Any:
+    patch: PatchedForward, hidden_states: Tensor, query_states: object = None, relative_pos: Tensor | None = None
+) -> Tensor | None:
     """Return the caller's distances, mostly None, instead of a matrix of distances."""
     return relative_pos

@@ -19,7 +19,7 @@ MAX_DISTANCE = 128
 _packing: ContextVar[dict[str, Any]] = ContextVar("packing")
 
 
-def packed(patch: PatchedForward, *args: Any, **kwargs: Any) -> Any:
+def packed(patch: PatchedForward, *args: object, **kwargs: object) -> object:
     """Run a model, and keep the arguments of packed rows for its layers: the model does not pass them on."""
     packing = {name: kwargs[name] for name in PACKED if kwargs.get(name) is not None}
     token = _packing.set({**_packing.get({}), **packing})
@@ -29,7 +29,7 @@ def packed(patch: PatchedForward, *args: Any, **kwargs: Any) -> Any:
         _packing.reset(token)
 
 
-def distances(patch: PatchedForward, hidden: Tensor, position_ids: Any = None, num_buckets: int = 32) -> Tensor:
+def distances(patch: PatchedForward, hidden: Tensor, position_ids: object = None, num_buckets: int = 32) -> Tensor:
     """Return the bias as a table (heads, offsets), which the encoder passes to its layers instead of the matrix."""
     if position_ids is not None:
         raise InputError("position_ids", "whereformer's attention uses positions 0 .. n - 1 in MPNet; expected None")
