@@ -122,8 +122,8 @@ def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, caps
     expected = damage(tmp_path)
     capsys.readouterr()
     assert run(text, tmp_path, positions="none,tisa") == whole
-    told = re.findall(r"doing (train \d \w+) +again: ", capsys.readouterr().out)
-    assert set(told) == expected
+    repeated = re.findall(r"repeating (train \d \w+): ", capsys.readouterr().out)
+    assert set(repeated) == expected
     assert same(weights(tmp_path), before)
 
 
@@ -185,7 +185,7 @@ def test_a_rate_that_diverges_is_not_taken_and_a_method_may_have_none(text, tmp_
     broken(monkeypatch, "tisa")
     runs = run(text, tmp_path / "a", "--steps=7", "--rate-factors=1,2", positions="none,tisa")
     assert runs["tisa"][0].rate == 0.016
-    assert "tisa, losses of short trainings by learning rate: 0.008: not finite, 0.016: " in capsys.readouterr().out
+    assert "tisa: losses of short runs by learning rate: 0.008: not finite, 0.016: " in capsys.readouterr().out
     broken(monkeypatch, "tisa", (0.008, 0.016))
     words = ["compare", "--data", text, "--out", str(tmp_path / "b"), "--positions=none,tisa", *TINY[1:]]
     message = fails(capsys, *words, "--steps=7", "--rate-factors=1,2")
