@@ -442,7 +442,8 @@ def ranking(
 def score_cell(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
     style = "font-weight: bold" if median(values) == best else ""
-    return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
+    show = partial(decimals, style=".1f")
+    return Cell.of_seeds(values, show, show, style=style)
 
 
 def signed(number: float | None, mark: str) -> Cell:
