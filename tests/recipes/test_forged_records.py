@@ -69,8 +69,9 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
             "".join(dump_with_hash({key: part for key, part in line.items() if key != "check"}) for line in lines)
         )
         main(words)
-        said = " ".join(capsys.readouterr().out.split())
-        assert "repeating" in said and "its record lacks" in said, name
+        output = " ".join(capsys.readouterr().out.split())
+        assert "repeating" in output, name
+        assert "its record lacks" in output, name
         again = [json.loads(line)["value"] for line in path.read_text().splitlines()[1:]]
         assert again == [record["value"] for record in records], name
     assert seen == set(FORGED[command])

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ..lab import small_encoders as encoders
     from ..lab import train as training
     from ..lab.report import report
+    from ..lab.report.report import Report
     from ..lab.run import Run
     from . import comparison_report
     from .comparison_report import ComparisonResult
@@ -534,7 +535,7 @@ class Compare(ManyRuns):
         seeds: range,
         searches: Mapping[tuple[str], RateSearch],
         seconds: float,
-    ) -> report.Report:
+    ) -> Report:
         """Return the report: the ranking, the results that it is based on, and the next command.
 
         ``seconds`` is the time of all trainings; several run at a time.
@@ -582,9 +583,7 @@ class Compare(ManyRuns):
         advised = rankings.advise(ranking, encoders.BASELINE, data.guessing, self.steps, self.seeds)
         return result if advised is None else self.with_next_command(result, advised, seconds)
 
-    def with_next_command(
-        self, result: report.Report, advised: rankings.NextComparison, seconds: float
-    ) -> report.Report:
+    def with_next_command(self, result: Report, advised: rankings.NextComparison, seconds: float) -> Report:
         """Return a report with the command of the advised comparison, in a new folder, and its estimated time."""
         counts = advised.steps, advised.seeds, len(advised.positions)
         minutes = seconds / 60 * math.prod(counts) / (self.steps * self.seeds * len(self.positions))
