@@ -164,10 +164,6 @@ class Run:
         elif not self.quiet:
             print(printable(str(text)), flush=True)
 
-    def set_total_steps(self, steps: int) -> None:
-        """Set the number of steps of the whole recipe, finished ones included, for the progress bar."""
-        self.total = steps
-
     def advance(self, steps: int = 1, loss: float | None = None) -> None:
         """Advance the progress bar by some steps, and show the last loss."""
         if self.counts is not None and self.losses is not None:

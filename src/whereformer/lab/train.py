@@ -77,14 +77,8 @@ class Training:
 
 @dataclass
 class Progress:
-    """The steps of a training so far.
-
-    Args:
-        step: the number of steps.
-        losses: the loss of each step.
-        scores: the held-out scores, each with its step.
-        versions: the versions of this package that took the steps.
-    """
+    """The steps of a training so far: their number, the loss of each, held-out scores, each with its step, and the
+    versions of this package that took the steps."""
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
