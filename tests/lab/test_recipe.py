@@ -603,7 +603,7 @@ def test_a_value_that_is_no_json_is_named(tmp_path):
         return float("nan")
 
     with (
-        Run(tmp_path, {}, quiet=True) as run,
+        Run(Toy(out=tmp_path), {}, quiet=True) as run,
         pytest.raises(TypeError, match=r'the value of \["worst", 3\] is not JSON'),
     ):
         run.map([(3,)], worst, task="worst", kind=float)

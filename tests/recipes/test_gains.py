@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.recipes.finetune import Gain
+from whereformer.analysis.verdicts import Gain
 
 
 def test_gains_as_in_the_paper():
