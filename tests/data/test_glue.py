@@ -25,8 +25,8 @@ def load(**options):
     recipe = Finetune(model="none", **options)
     if recipe.train is None:
         return glue.load_glue(recipe.task, recipe.data, recipe.train_rows)
-    arguments_files = recipe.train, recipe.validation, recipe.text, recipe.label
-    return [glue.load_own(*arguments_files, regression=recipe.regression, train_rows=recipe.train_rows)]
+    arguments = recipe.train, recipe.validation, recipe.text, recipe.label
+    return [glue.load_own(*arguments, regression=recipe.regression, train_rows=recipe.train_rows)]
 
 
 def fails(match, **settings):
