@@ -43,7 +43,8 @@ def weights(out, position="tisa", seed=0):
 def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path, capsys):
     runs = run(text, tmp_path)
     out = capsys.readouterr().out
-    assert max(len(line) for line in out.splitlines() if not line.startswith(("wrote ", "whereformer "))) <= 100
+    # Paths and commands are not broken.
+    assert all(str(tmp_path.parent) in line for line in out.splitlines() if len(line) > 100)
     assert list(runs) == ["none", "learned", "tisa"]
     tisa, learned = runs["tisa"][0], runs["learned"][0]
     assert [type(score) for score in tisa.scores] == [list] * 3
