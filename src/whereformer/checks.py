@@ -23,12 +23,7 @@ LARGE = 2**12
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Check that a value is of a kind. True and False are not numbers, and integers are numbers too.
-
-    Args:
-        name: the argument or option that an error names.
-        value: the value.
-        kind: a type, such as one in :data:`KINDS`.
+    """Check that a value is of a kind, such as one in :data:`KINDS`. True and False are not numbers; integers are.
 
     Raises:
         InputError: if it is of another kind.

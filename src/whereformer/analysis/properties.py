@@ -202,11 +202,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     """Count the tensor operations of a method's forward, which run one after another.
 
     The count is for the "reference" backend, which has no loop, from the embeddings to the output of one attention
-    layer, for one sequence.
-
-    Args:
-        position: the method.
-        length: the number of tokens.
+    layer, for one sequence of ``length`` tokens.
     """
     model = position.model
     embedded = torch.randn(1, length, model.embedding_size)

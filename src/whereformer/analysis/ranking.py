@@ -131,12 +131,9 @@ def not_yet_learning(methods: Mapping[str, Models], baseline: str | None) -> lis
 
 
 def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ranking:
-    """Rank methods by their models.
+    """Rank methods by their models, which were trained for ``steps`` steps.
 
-    Args:
-        methods: the models of each method.
-        steps: the number of steps of each training.
-        baseline: the method without positions; None for causal models, which learn word order without positions.
+    ``baseline`` is the method without positions; None for causal models, which learn word order without positions.
     """
     not_learning = not_yet_learning(methods, baseline)
     losses = {name: statistics.median(model.loss for model in models.values()) for name, models in methods.items()}
@@ -159,11 +156,8 @@ def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ran
 def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> list[str]:
     """Return the result in a few sentences; the first says which method to take.
 
-    Args:
-        ranking: the ranking.
-        baseline: the method without positions.
-        guessing: the held-out loss of guessing by token frequency.
-        steps: the steps of each training.
+    ``baseline`` is the method without positions, ``guessing`` the held-out loss of guessing by token frequency, and
+    ``steps`` the number of steps of each training.
     """
     result, not_learning = [headline(ranking, baseline, guessing, steps)], ranking.not_learning
     if not_learning:
@@ -226,14 +220,7 @@ def _shorten(phrases: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class NextComparison:
-    """A comparison that may answer an open question of a ranking.
-
-    Args:
-        purpose: the reason to run it, as the beginning of a sentence.
-        positions: its methods.
-        steps: the steps of each training.
-        seeds: the number of seeds.
-    """
+    """A comparison that may answer an open question of a ranking; ``purpose`` is the beginning of a sentence."""
 
     purpose: str
     positions: list[str]

@@ -62,13 +62,9 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """An encoder, with the way from its states to the vector of a text.
+    """An encoder that reads up to ``limit`` tokens, special ones included.
 
-    Args:
-        model: the encoder.
-        tokenizer: its tokenizer.
-        pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
-        limit: how many tokens it reads, special ones included.
+    ``pooling``: whether a text's vector is the mean of its tokens' states ("mean"), or the first token's ("cls").
     """
 
     model: Encoder

@@ -139,11 +139,6 @@ def signed(number: float) -> str:
     return f"{number:+g}".replace("-", MINUS) if number else "0"
 
 
-def decimals(number: float | None, digits: int = 3) -> str:
-    """Format a number with a fixed number of decimals; a dash if there is none or it is not finite."""
-    return DASH if number is None or not math.isfinite(number) else f"{number:z.{digits}f}".replace("-", MINUS)
-
-
-def percent(share: float | None, digits: int = 0) -> str:
-    """Format a share in percent; a dash if there is none or it is not finite."""
-    return DASH if share is None or not math.isfinite(share) else f"{share:z.{digits}%}".replace("-", MINUS)
+def decimals(number: float, style: str = ".3f") -> str:
+    """Format a number with a fixed number of decimals, or in percent; a dash if it is not finite."""
+    return f"{number:z{style}}".replace("-", MINUS) if math.isfinite(number) else DASH

@@ -44,6 +44,16 @@ else:
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")
 
+METHODS = (
+    "none",
+    "sinusoidal",
+    "learned",
+    "rope",
+    "t5",
+    "shaw",
+    "tisa",
+    "learned+tisa",
+)  # that are compared by default
 LENGTH_FACTORS, MAX_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_INTERVAL = 500  # steps between the checkpoints of a training, which are removed when it is done
@@ -94,12 +104,7 @@ just left the plateau at the beginning, and with the other not yet."""
 
 @dataclass(frozen=True)
 class RateSearch:
-    """The loss at the end of a short training with each rate; None if it was not finite.
-
-    Args:
-        losses: the losses, by rate.
-        steps: the steps of each training.
-    """
+    """The loss at the end of a short training with each rate, None if it was not finite; and the training's steps."""
 
     losses: list[float | None]
     steps: int
@@ -155,27 +160,14 @@ class Compare(ManyRuns):
 
     NAME = "compare"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
-    QUICK: ClassVar = {
-        "positions": ("none", "learned", "rope", "tisa"),
-        "steps": 400,
-        "characters": 3_000_000,
-    }
+    QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 400, "characters": 3_000_000}
 
     data: tuple[str, ...] = ()
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: str | None = None
     """The column of tables that holds the text. Default: text."""
-    positions: Annotated[Names, MayChange] = (
-        "none",
-        "sinusoidal",
-        "learned",
-        "rope",
-        "t5",
-        "shaw",
-        "tisa",
-        "learned+tisa",
-    )
+    positions: Annotated[Names, MayChange] = METHODS
     """Methods to compare, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too,
     and "hybrid" has the positions and windows of this preset; "all" means every method."""
     out: Annotated[Path, MayChange] = Path("runs/compare")
@@ -287,7 +279,9 @@ class Compare(ManyRuns):
         search_steps = 0
         if len(self.rates) > 1:
             search_steps = min(first_trial_steps(self.steps), trial_steps(self.steps)) * len(self.rates)
-        run.set_total_steps(len(self.positions) * (search_steps + len(seeds) * self.steps))
+        run.total = len(self.positions) * (
+            search_steps + len(seeds) * self.steps
+        )  # so that the bar shows the time left
         searches: dict[tuple[str], RateSearch] = {}
         if search_steps:
             searches = run.map(
@@ -419,7 +413,11 @@ class Compare(ManyRuns):
         checkpoints = training.Checkpoints(checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log, keeps=run.keeps)
         plan = training.Training(steps=self.steps, rate=rate)
         label = f"{position}, seed {seed}"
-        self.try_lengths(model.to(run.device), held_out)
+        model.to(run.device)
+        # The untrained model reads a batch of each length, so that an error there appears before the training.
+        encoders.at_lengths(
+            self.eval_lengths, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
+        )
         try:
             progress = self.fit(run, data, model, seed, plan, run.advance, checkpoints=checkpoints)
         except training.NotFiniteError as error:
@@ -448,12 +446,6 @@ class Compare(ManyRuns):
             windows=[round(float(part.mean()), 4) for part in token_losses[0].split(comparison_report.WINDOW)],
             parameters=methods.count_parameters(model)["positional_parameters"],
             flops=self.flops(config),
-        )
-
-    def try_lengths(self, model: Any, held_out: scoring.HeldOut) -> None:
-        """Let an untrained model read a batch of each length, so that an error there appears before the training."""
-        encoders.at_lengths(
-            self.eval_lengths, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
         )
 
     def flops(self, config: models.EncoderConfig) -> int | None:

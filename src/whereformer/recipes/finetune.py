@@ -350,7 +350,7 @@ class Finetune(ManyRuns, Trains):
         for position, setting in self.settings.items():
             rows = {key: [row[variant.name] for variant in setting] for key, row in scores.items()}
             has_baseline = setting[0].label == BASELINE
-            gains = {key: Gain(row[0], row[1:]) for key, row in rows.items() if has_baseline}
+            gains = {key: verdicts.Gain(row[0], row[1:]) for key, row in rows.items() if has_baseline}
             labeled_gains += [(gain, position, *key) for key, gain in gains.items()]
             sheets.append(table(position, [variant.label for variant in setting], rows, gains))
         explained = f"Scores in percent{f', medians over {len(seeds)} seeds with their range' * (len(seeds) > 1)}. "
@@ -367,44 +367,11 @@ class Finetune(ManyRuns, Trains):
 # Tables.
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The gain of the best of some models over a baseline, by one metric, as in Table 3 of the TISA paper.
-
-    Args:
-        baseline: the baseline's scores in percent, one per seed.
-        models: the scores of the other models, at least one.
-    """
-
-    baseline: Sequence[float]
-    models: Sequence[Sequence[float]]
-
-    @property
-    def points(self) -> float:
-        """The largest difference of medians, in points; negative if all models are worse than the baseline."""
-        return max(map(median, self.models)) - median(self.baseline)
-
-    @property
-    def error_reduction(self) -> float | None:
-        """The share of the baseline's errors that it removes, in percent; None if the baseline has no errors.
-
-        From 57.2 to 58.5 is a gain of 1.3 points, 3.0% of the errors.
-        """
-        errors = 100 - median(self.baseline)
-        return 100 * self.points / errors if errors else None
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether every seed of the best model is better than every seed of the baseline; never with one seed."""
-        best = max(self.models, key=median)
-        return len(self.baseline) > 1 and min(best) > max(self.baseline)
-
-
 def table(
     position: str,
     labels: Sequence[str],
     scores: Mapping[tuple[str, str], Sequence[Sequence[float]]],
-    gains: Mapping[tuple[str, str], Gain],
+    gains: Mapping[tuple[str, str], verdicts.Gain],
 ) -> Sheet:
     """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
     columns: list[Column | str] = ["task", Column("metric", left=True), *labels, "gain", "error reduction"]
@@ -442,7 +409,8 @@ def ranking(
 def score_cell(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
     style = "font-weight: bold" if median(values) == best else ""
-    return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
+    show = partial(decimals, style=".1f")
+    return Cell.of_seeds(values, show, show, style=style)
 
 
 def signed(number: float | None, mark: str) -> Cell:

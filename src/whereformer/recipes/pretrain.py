@@ -281,11 +281,8 @@ class Pretrain(TrainingRecipe):
         return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about)
 
     def headline(self, prepared: PreparedPretraining, result: TrainingResult) -> tuple[str, list[str]]:
-        scores, guess, folder = (
-            score_report.format_scores(result.saved),
-            prepared.text.guessing,
-            str(self.out / "model"),
-        )
+        scores, guess = score_report.format_scores(result.saved), prepared.text.guessing
+        folder = str(self.out / "model")
         return "How well does the model predict held-out text?", [
             f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {scores}",
             f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",
