@@ -82,9 +82,8 @@ def get_or_build(
         if folder.exists():
             log(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
-            raise InputError(
-                "cache", f"{cache} lacks files that the main process wrote; all machines must share this folder"
-            )
+            problem = f"{cache} lacks files that the main process wrote"
+            raise InputError("cache", f"{problem}; all machines must share this folder")
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
             if find_problem(folder) is not None:

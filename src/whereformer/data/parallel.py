@@ -105,9 +105,8 @@ class Pairs:
             raise InputError("columns", f"{file} has columns {list_some(names)}; name two of them, such as en,de")
         for number, cells in enumerate(table.rows(names), 1):
             if not all(cell is None or isinstance(cell, str) for cell in cells):
-                raise InputError(
-                    "columns", f"{file}, row {number}: expected text in {join_words(names)}, got {short_repr(cells)}"
-                )
+                problem = f"expected text in {join_words(names)}, got {short_repr(cells)}"
+                raise InputError("columns", f"{file}, row {number}: {problem}")
             yield cells[0] or "", cells[1] or ""
 
     def _read_lines(self) -> Iterator[Pair]:

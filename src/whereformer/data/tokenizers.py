@@ -144,9 +144,8 @@ def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBas
     except Exception as error:
         # For a missing or broken file, the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        raise InputError(
-            field, f"no tokenizer can be read from {short_repr(str(path_or_id), MAX_NAME)} ({reason})"
-        ) from None
+        name = short_repr(str(path_or_id), MAX_NAME)
+        raise InputError(field, f"no tokenizer can be read from {name} ({reason})") from None
     return tokenizer
 
 

@@ -44,16 +44,7 @@ else:
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")
 
-METHODS = (
-    "none",
-    "sinusoidal",
-    "learned",
-    "rope",
-    "t5",
-    "shaw",
-    "tisa",
-    "learned+tisa",
-)  # that are compared by default
+METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")  # the default ones
 LENGTH_FACTORS, MAX_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_INTERVAL = 500  # steps between the checkpoints of a training, which are removed when it is done
@@ -279,9 +270,7 @@ class Compare(ManyRuns):
         search_steps = 0
         if len(self.rates) > 1:
             search_steps = min(first_trial_steps(self.steps), trial_steps(self.steps)) * len(self.rates)
-        run.total = len(self.positions) * (
-            search_steps + len(seeds) * self.steps
-        )  # so that the bar shows the time left
+        run.total = len(self.positions) * (search_steps + len(seeds) * self.steps)
         searches: dict[tuple[str], RateSearch] = {}
         if search_steps:
             searches = run.map(

@@ -95,11 +95,7 @@ def build_table(
 
 
 def build_figures(
-    ranking: Ranking,
-    runs: Mapping[str, Mapping[int, ComparisonResult]],
-    *,
-    lengths: Sequence[int],
-    guessing: float,
+    ranking: Ranking, runs: Mapping[str, Mapping[int, ComparisonResult]], *, lengths: Sequence[int], guessing: float
 ) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
     training, ranges = {}, {}
