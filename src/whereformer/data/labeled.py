@@ -28,23 +28,14 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Rows:
-    """The tokenized rows of a split.
+    """The tokenized rows of a split."""
 
-    Args:
-        rows: the token ids of each row, and their types.
-        has_types: whether the tokenizer gives types and the model has them.
-        labels: the label of each row.
-        num_truncated: number of rows that were truncated.
-        pad: the id of padding.
-        end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
-    """
-
-    rows: list[tuple[array[int], array[int]]]
-    has_types: bool
-    labels: list[float]
-    num_truncated: int
-    pad: int
-    end: int = 0
+    rows: list[tuple[array[int], array[int]]]  # the token ids of each row, and their types
+    has_types: bool  # whether the tokenizer gives types and the model has them
+    labels: list[float]  # the label of each row
+    num_truncated: int  # number of rows that were truncated
+    pad: int  # the id of padding
+    end: int = 0  # padding tokens after even the longest row of a batch; a funnel that truncates drops them
 
     @property
     def lengths(self) -> Tensor:

@@ -27,20 +27,14 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The token ids that masking and windows need.
+    """The token ids that masking and windows need."""
 
-    Args:
-        size: all ids are below this.
-        pad, cls, sep, mask: the ids of these tokens.
-        special: ids that are never predicted and never drawn at random; they include these four.
-    """
-
-    size: int
+    size: int  # all ids are below this
     pad: int
     cls: int
     sep: int
     mask: int
-    special: tuple[int, ...]
+    special: tuple[int, ...]  # ids that are never predicted and never drawn at random; they include these four
 
     @cached_property
     def is_ordinary(self) -> Tensor:

@@ -51,22 +51,15 @@ READING = (
 
 @dataclass(frozen=True)
 class ExtendResult:
-    """How well an encoder learned to read longer texts.
+    """How well an encoder learned to read longer texts."""
 
-    Args:
-        documents, held_out: the number of documents that were read, and of documents that were held out.
-        limit: the tokens that the original reads.
-        curve: the model before, during and after training: the step, then the scores of :class:`Evaluator`.
-        chunks_found: the share of passages that the mean of the original's vectors of chunks finds.
-        losses: the training loss of each step.
-    """
-
-    documents: int
-    held_out: int
-    limit: int
+    documents: int  # the number of documents that were read
+    held_out: int  # the number of documents that were held out
+    limit: int  # the tokens that the original reads
+    # The model before, during and after training: the step, then the scores of `Evaluator`.
     curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
-    chunks_found: float
-    losses: list[float]
+    chunks_found: float  # the share of passages that the mean of the original's vectors of chunks finds
+    losses: list[float]  # the training loss of each step
 
 
 @dataclass(frozen=True, kw_only=True)

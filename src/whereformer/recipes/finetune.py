@@ -43,17 +43,11 @@ EXPLANATION = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One model that is fine-tuned.
+    """One model that is fine-tuned."""
 
-    Args:
-        label: its name in the table of a setting.
-        position: the method, as in ``load_pretrained``; None keeps the checkpoint's positions.
-        kernels: the number of TISA's kernels, if it has any.
-    """
-
-    label: str
-    position: str | None
-    kernels: int | None = None
+    label: str  # its name in the table of a setting
+    position: str | None  # the method, as in `load_pretrained`; None keeps the checkpoint's positions
+    kernels: int | None = None  # the number of TISA's kernels, if it has any
 
     @property
     def name(self) -> str:
@@ -89,29 +83,19 @@ def build_variants(position: str, kernels: Sequence[int]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """A fine-tuned model.
+    """A fine-tuned model."""
 
-    Args:
-        scores: the scores by split and metric, at most 1.
-        losses: steps with the training loss, a moving average.
-    """
-
-    scores: dict[str, dict[str, float]]
-    losses: list[tuple[int, float]]
+    scores: dict[str, dict[str, float]]  # the scores by split and metric, at most 1
+    losses: list[tuple[int, float]]  # steps with the training loss, a moving average
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data that all runs start from. Every model has read the longest row.
+    """The data that all runs start from. Every model has read the longest row."""
 
-    Args:
-        tasks: the tokenized rows of each task.
-        hashes: for each task, a hash of the pretrained weights and the rows.
-        sizes: for each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
-    """
-
-    tasks: dict[str, glue.Data]
-    hashes: dict[str, str]
+    tasks: dict[str, glue.Data]  # the tokenized rows of each task
+    hashes: dict[str, str]  # for each task, a hash of the pretrained weights and the rows
+    # For each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
     sizes: dict[str, tuple[int, int, int]]
 
 
