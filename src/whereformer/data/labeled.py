@@ -62,15 +62,10 @@ def fingerprint_rows(splits: Iterable[Rows], weights: str) -> str:
 
 
 def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
-    """Tokenize the rows of a split, with all processors.
+    """Tokenize the rows of a split, with all processors. Rows have the tokenizer's special tokens around text.
 
-    Rows have the special tokens that the tokenizer puts around text.
-
-    Args:
-        split: the labeled rows.
-        tokenizer: the model's tokenizer.
-        max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
-        config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
+    Rows of more than ``max_length`` tokens are truncated, the longer text of a pair first; None truncates none. The
+    model's configuration says how many token types it has, and whether its poolings drop the end of a row.
     """
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}

@@ -168,10 +168,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
     """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
 
-    Args:
-        tokenizer: the tokenizer.
-        counts: (tokens,), how often each token occurs in the text.
-        text_name: the text's name in the error.
+    ``counts``, (tokens,), says how often each token occurs in the text.
 
     Raises:
         InputError: for ``data``, with the share of unknown tokens.

@@ -278,7 +278,9 @@ class Compare(ManyRuns):
                 task="search",
                 kind=RateSearch,
                 steps=search_steps,
-                problem=self.find_search_problem,
+                problem=lambda key, search: (
+                    None if len(search.losses) == len(self.rates) else "its record lacks losses"
+                ),
             )
         rates: dict[str, float | None] = dict.fromkeys(self.positions, self.rates[0])
         for (name,), search in searches.items():
@@ -456,12 +458,9 @@ class Compare(ManyRuns):
     def find_problem(
         self, key: tuple[int, str], outcome: ComparisonResult, *, num_labels: int | None = None
     ) -> str | None:
-        """Return why a recorded model is not valid, or None if it is.
+        """Return why the recorded model of a seed and method is not valid, or None if it is.
 
-        Args:
-            key: its seed and method.
-            outcome: its record.
-            num_labels: the number of held-out tokens that models are evaluated on, if it is known.
+        ``num_labels`` is the number of held-out tokens that models are evaluated on, if it is known.
         """
         seed, position = key
         folder = self.model_folder(position, seed)
@@ -473,10 +472,6 @@ class Compare(ManyRuns):
             return "its record lacks losses or scores"
         problem = manifest.find_problem(folder, self.facts(seed, position))
         return None if problem is None else f"{folder}: {problem}"
-
-    def find_search_problem(self, key: tuple[str], search: RateSearch) -> str | None:
-        """Return why a recorded search is not valid, or None if it is."""
-        return None if len(search.losses) == len(self.rates) else "its record lacks losses"
 
     def fitting_steps(self, run: Run, data: EncodedData) -> int:
         """Return the steps that fit the minutes, by the time of a few steps of each method."""

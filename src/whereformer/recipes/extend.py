@@ -251,13 +251,9 @@ POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embedding
 
 
 def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
-    """Draw the batch of a step.
+    """Draw the batch of a step from ``windows``, (rows, n) token ids without special ones; a row is a document.
 
-    Args:
-        windows: (rows, n) token ids, without special ones; a row is a document.
-        limit: the tokens that the teacher reads, special ones included.
-        seed: the seed of the random choices.
-        step: the step.
+    ``limit`` is the number of tokens that the teacher reads, special ones included.
 
     Returns:
         ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;
