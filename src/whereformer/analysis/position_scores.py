@@ -115,7 +115,7 @@ def _mean_input(encoder: Encoder, length: int) -> Tensor:
     for indices in chosen.split(WORDS_AT_A_TIME):
         inputs = words[indices].unsqueeze(1).expand(-1, length, -1)
         hidden = encoder.embeddings(inputs, None, encoder.position, Positions(0, 1, length))
-        total = total + (first.attention_norm(hidden) if first.pre else hidden).sum(0, keepdim=True)
+        total = total + (first.attention_norm(hidden) if first.is_pre_norm else hidden).sum(0, keepdim=True)
     return total / len(chosen)
 
 

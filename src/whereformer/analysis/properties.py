@@ -157,7 +157,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
     embeddings = together_calls[0].hidden - normal_calls[0].hidden
     explained = total = 0.0
     for layer, (normal, together) in enumerate(zip(normal_calls, together_calls, strict=True)):
-        moved = normal.hidden + embeddings if normal.module.pre or layer == 0 else normal.hidden
+        moved = normal.hidden + embeddings if normal.module.is_pre_norm or layer == 0 else normal.hidden
         scores, without = (
             _scores(normal.module(hidden, encoder.position, site, None, True)[1])
             for hidden, site in ((normal.hidden, normal.site), (moved, together.site))

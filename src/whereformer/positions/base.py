@@ -85,15 +85,16 @@ class ModelShape:
     Args:
         hidden_size: width of the hidden states.
         num_heads: number of attention heads.
-        num_layers: number of attention layers; a shared layer counts once per pass.
-        max_length: the number of positions in tables of a fixed size.
-        causal: whether keys to the right are always masked.
+        num_layers: number of attention layers; a shared layer counts once per pass. 1 by default.
+        max_length: the number of positions in tables of a fixed size; 512 by default.
+        causal: whether keys to the right are always masked, also by ``attend``; False by default.
         head_dim: width of one head; None: hidden_size / num_heads.
         embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size); None: hidden_size.
-        initializer_range: standard deviation of the model's own initial weights, for methods that follow it.
+        initializer_range: standard deviation of the model's own initial weights, for methods that follow it; 0.02 by
+            default.
         layer_of_pass: for each of the ``num_layers``, the index of its distinct layer, for methods whose parameters
             are shared where the layers are. If None, all layers are distinct.
-        separate_cls: whether the first token is [CLS], which is not pooled.
+        separate_cls: whether the first token is [CLS], which is not pooled; False by default.
 
     The constructor replaces each None by its value, and ``dataclasses.replace`` keeps that value.
 
@@ -676,11 +677,7 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def table_rows(
-    positions: PositionsLike,
-    num_rows: int,
-    name: str,
-    device: torch.device,
-    min_position: int = 0,
+    positions: PositionsLike, num_rows: int, name: str, device: torch.device, min_position: int = 0
 ) -> Tensor:
     """Return the row indices of positions in a table of ``num_rows`` positions, (n,) or (batch, n).
 

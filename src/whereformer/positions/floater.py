@@ -181,11 +181,9 @@ class Floater(PositionMethod):
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         vectors = self.get_shared(site)[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(
-            site.query_positions, vectors.shape[0], "floater", query.device, min_position=site.min_position
-        )
-        key_rows = table_rows(
-            site.transformed_key_positions, vectors.shape[0], "floater", key.device, min_position=site.min_position
+        query_rows, key_rows = (
+            table_rows(positions, len(vectors), "floater", query.device, site.min_position)
+            for positions in (site.query_positions, site.transformed_key_positions)
         )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (
