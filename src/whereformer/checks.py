@@ -62,7 +62,6 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     """
     choices = [*choices]  # a list, so that a value without a hash can be looked up too
     if value not in choices:
-        expected = ", ".join(map(str, choices))
-        raise InputError(
-            name, f"expected one of {expected}, got {short_repr(value)}{suggest(str(value), map(str, choices))}"
-        )
+        known = [*map(str, choices)]
+        hint = suggest(str(value), known)
+        raise InputError(name, f"expected one of {', '.join(known)}, got {short_repr(value)}{hint}")

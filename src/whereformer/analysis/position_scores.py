@@ -32,17 +32,11 @@ SEQUENCES = 4
 
 
 class LayerScores(NamedTuple):
-    """The effect of position on the scores of a layer.
+    """The effect of position on the scores of a layer."""
 
-    Args:
-        layer: counted from 0 as the model runs, a shared layer once per pass.
-        stride: tokens from one position to the next; more than 1 after pooling.
-        scores: (heads, n, n); row i is the query.
-    """
-
-    layer: int
-    stride: int
-    scores: Tensor
+    layer: int  # counted from 0 as the model runs, a shared layer once per pass
+    stride: int  # tokens from one position to the next; more than 1 after pooling
+    scores: Tensor  # (heads, n, n); row i is the query
 
 
 def read_position_vectors(encoder: Encoder, length: int) -> Tensor | None:

@@ -55,10 +55,7 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple[int, float]:
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
-    Args:
-        name: the method's name, see :func:`whereformer.build_position`.
-        sinks: whether every head also has a trained sink.
-        options: the method's options.
+    The arguments are as in :func:`whereformer.build_position`; ``sinks``: whether every head also has a trained sink.
 
     Returns:
         their number, and the exponent of its growth with the length: 0 if it is constant, 1 if it is proportional.

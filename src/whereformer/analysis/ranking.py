@@ -46,31 +46,21 @@ Models = Mapping[int, TrainedModel]
 
 @dataclass(frozen=True)
 class RankedMethod:
-    """A method's place in a ranking.
-
-    Args:
-        position: its name.
-        rank: one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
-            None for a method that is not learning yet.
-        loss: the held-out loss, the median over seeds.
-    """
+    """A method's place in a ranking."""
 
     position: str
+    # One more than the number of methods that are clearly better. It never falls as the loss rises, and it is None for
+    # a method that is not learning yet.
     rank: int | None
-    loss: float
+    loss: float  # the held-out loss, the median over seeds
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods, best first; methods that are not learning yet are last.
-
-    Args:
-        rows: the methods.
-        unsettled: the pairs of a clearly better and a worse method that more steps may make too close to rank, or
-            reverse.
-    """
+    """Methods, best first; methods that are not learning yet are last."""
 
     rows: list[RankedMethod]
+    # The pairs of a clearly better and a worse method that more steps may make too close to rank, or reverse.
     unsettled: list[tuple[str, str]]
 
     @property

@@ -72,15 +72,10 @@ def warn_of_few_documents(held_out: int, interval: int) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """The gain of the best of some models over a baseline, by one metric, as in Table 3 of the TISA paper.
+    """The gain of the best of some models over a baseline, by one metric, as in Table 3 of the TISA paper."""
 
-    Args:
-        baseline: the baseline's scores in percent, one per seed.
-        models: the scores of the other models, at least one.
-    """
-
-    baseline: Sequence[float]
-    models: Sequence[Sequence[float]]
+    baseline: Sequence[float]  # the baseline's scores in percent, one per seed
+    models: Sequence[Sequence[float]]  # the scores of the other models, at least one
 
     @property
     def points(self) -> float:

@@ -33,12 +33,7 @@ class LazyModule:
     """Stands for a module, which is imported when one of its names is first used.
 
     A recipe imports what needs torch this way, so that ``--help`` need not wait for it. Type checkers see the usual
-    import::
-
-        if TYPE_CHECKING:
-            import torch
-        else:
-            torch = LazyModule("torch")
+    import, under ``TYPE_CHECKING``.
     """
 
     def __init__(self, name: str) -> None:
@@ -223,9 +218,7 @@ class Recipe(WithPlugin):
 def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
     """Return a report that says which versions of this package computed it, unless only this version did.
 
-    Args:
-        report: the report.
-        by: for each result, the versions that computed it.
+    ``by`` has the versions that computed each result.
     """
     from ..provenance import this_version
     from .sheet import Column, Sheet

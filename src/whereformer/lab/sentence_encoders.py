@@ -286,10 +286,7 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
     Without them, that program averages the states of tokens up to the tokenizer's limit. If the source is
     not a sentence-transformers folder, or is a model on the Hugging Face Hub, nothing is copied.
 
-    Args:
-        source: the folder of the original model.
-        target: a folder, which exists.
-        limit: the new model's ``max_seq_length``; if None, the original's.
+    ``limit`` is the new model's ``max_seq_length``; if None, the original's. The target's folder exists.
 
     Raises:
         InputError: for ``model``, if a file to copy is a device, a pipe or a socket.

@@ -39,31 +39,20 @@ PARTS = ("model", "optimizer", "scheduler")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained.
-
-    Args:
-        steps: the number of steps.
-        rate: the peak of the learning rate.
-        kernel_rate: the peak for position methods' ``kernel_parameters``; if None, ``rate``.
-        optimizer: builds an optimizer for a model, with its schedule; if None, AdamW with ``schedule``.
-        schedule: how the rate falls after the warm-up, a name in ``SCHEDULES``.
-        warmup: steps in which the rate rises to its peak; if None, a tenth of all.
-        accumulate: parts of a batch that are computed one after another, in less memory.
-        bfloat16: whether to compute in it; if None, only on a GPU.
-        log_every: steps between reports of the loss.
-        compiled: whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; only in one
-            process, and without ``accumulate``.
-    """
+    """How a model is trained."""
 
     steps: int
-    rate: float
-    kernel_rate: float | None = None
+    rate: float  # the peak of the learning rate
+    kernel_rate: float | None = None  # the peak for position methods' `kernel_parameters`; if None, `rate`
+    # Builds an optimizer for a model, with its schedule; if None, AdamW with `schedule`.
     optimizer: Callable[[nn.Module], tuple[Optimizer, LambdaLR]] | None = None
-    schedule: str = "linear"
-    warmup: int | None = None
-    accumulate: int = 1
-    bfloat16: bool | None = None
-    log_every: int = 20
+    schedule: str = "linear"  # how the rate falls after the warm-up, a name in `SCHEDULES`
+    warmup: int | None = None  # steps in which the rate rises to its peak; if None, a tenth of all
+    accumulate: int = 1  # parts of a batch that are computed one after another, in less memory
+    bfloat16: bool | None = None  # whether to compute in it; if None, only on a GPU
+    log_every: int = 20  # steps between reports of the loss
+    # Whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; only in one process, and
+    # without `accumulate`.
     compiled: bool = False
 
     def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
@@ -88,24 +77,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often a training is saved.
+    """Where and how often a training is saved."""
 
-    Args:
-        folder: the folder, which only this training uses.
-        interval: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
-        training_id: JSON that identifies the training; checkpoints of other trainings are skipped.
-        log: called with messages: which training continues, and which checkpoints are skipped, and why.
-        max_checkpoints: how many checkpoints to keep.
-        save_extra: writes more into each folder, such as the model in the format of other programs.
-        keeps: returns whether to keep a checkpoint of a version of this package, as :meth:`.run.Run.keeps` does.
-    """
-
-    folder: Path
-    interval: int
-    training_id: Any = None
+    folder: Path  # only this training uses it
+    interval: int  # steps between checkpoints. After Ctrl-C or SIGTERM there is one more
+    training_id: Any = None  # JSON that identifies the training; checkpoints of other trainings are skipped
+    # Called with messages: which training continues, and which checkpoints are skipped, and why.
     log: Callable[[str], None] = print
-    max_checkpoints: int = 1
+    max_checkpoints: int = 1  # how many checkpoints to keep
+    # Writes more into each folder, such as the model in the format of other programs.
     save_extra: Callable[[Path], object] = lambda folder: None
+    # Returns whether to keep a checkpoint of a version of this package, as `Run.keeps` does.
     keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 

@@ -37,19 +37,12 @@ class PreparedTraining:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished training.
+    """A finished training."""
 
-    Args:
-        losses: steps with the training loss, a moving average.
-        scores: the held-out scores by name, each with its step.
-        saved: the held-out scores of the saved model.
-        about: sizes of the model and of the data.
-    """
-
-    losses: list[tuple[int, float]]
-    scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]
-    saved: dict[str, float]
-    about: dict[str, Any]
+    losses: list[tuple[int, float]]  # steps with the training loss, a moving average
+    scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
+    saved: dict[str, float]  # the held-out scores of the saved model
+    about: dict[str, Any]  # sizes of the model and of the data
 
     @property
     def is_complete(self) -> bool:

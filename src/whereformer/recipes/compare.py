@@ -44,16 +44,7 @@ else:
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")
 
-METHODS = (
-    "none",
-    "sinusoidal",
-    "learned",
-    "rope",
-    "t5",
-    "shaw",
-    "tisa",
-    "learned+tisa",
-)  # that are compared by default
+METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")  # the default ones
 LENGTH_FACTORS, MAX_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_INTERVAL = 500  # steps between the checkpoints of a training, which are removed when it is done
@@ -279,9 +270,7 @@ class Compare(ManyRuns):
         search_steps = 0
         if len(self.rates) > 1:
             search_steps = min(first_trial_steps(self.steps), trial_steps(self.steps)) * len(self.rates)
-        run.total = len(self.positions) * (
-            search_steps + len(seeds) * self.steps
-        )  # so that the bar shows the time left
+        run.total = len(self.positions) * (search_steps + len(seeds) * self.steps)
         searches: dict[tuple[str], RateSearch] = {}
         if search_steps:
             searches = run.map(
@@ -289,7 +278,9 @@ class Compare(ManyRuns):
                 task="search",
                 kind=RateSearch,
                 steps=search_steps,
-                problem=self.find_search_problem,
+                problem=lambda key, search: (
+                    None if len(search.losses) == len(self.rates) else "its record lacks losses"
+                ),
             )
         rates: dict[str, float | None] = dict.fromkeys(self.positions, self.rates[0])
         for (name,), search in searches.items():
@@ -467,12 +458,9 @@ class Compare(ManyRuns):
     def find_problem(
         self, key: tuple[int, str], outcome: ComparisonResult, *, num_labels: int | None = None
     ) -> str | None:
-        """Return why a recorded model is not valid, or None if it is.
+        """Return why the recorded model of a seed and method is not valid, or None if it is.
 
-        Args:
-            key: its seed and method.
-            outcome: its record.
-            num_labels: the number of held-out tokens that models are evaluated on, if it is known.
+        ``num_labels`` is the number of held-out tokens that models are evaluated on, if it is known.
         """
         seed, position = key
         folder = self.model_folder(position, seed)
@@ -484,10 +472,6 @@ class Compare(ManyRuns):
             return "its record lacks losses or scores"
         problem = manifest.find_problem(folder, self.facts(seed, position))
         return None if problem is None else f"{folder}: {problem}"
-
-    def find_search_problem(self, key: tuple[str], search: RateSearch) -> str | None:
-        """Return why a recorded search is not valid, or None if it is."""
-        return None if len(search.losses) == len(self.rates) else "its record lacks losses"
 
     def fitting_steps(self, run: Run, data: EncodedData) -> int:
         """Return the steps that fit the minutes, by the time of a few steps of each method."""

@@ -51,22 +51,15 @@ READING = (
 
 @dataclass(frozen=True)
 class ExtendResult:
-    """How well an encoder learned to read longer texts.
+    """How well an encoder learned to read longer texts."""
 
-    Args:
-        documents, held_out: the number of documents that were read, and of documents that were held out.
-        limit: the tokens that the original reads.
-        curve: the model before, during and after training: the step, then the scores of :class:`Evaluator`.
-        chunks_found: the share of passages that the mean of the original's vectors of chunks finds.
-        losses: the training loss of each step.
-    """
-
-    documents: int
-    held_out: int
-    limit: int
+    documents: int  # the number of documents that were read
+    held_out: int  # the number of documents that were held out
+    limit: int  # the tokens that the original reads
+    # The model before, during and after training: the step, then the scores of `Evaluator`.
     curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
-    chunks_found: float
-    losses: list[float]
+    chunks_found: float  # the share of passages that the mean of the original's vectors of chunks finds
+    losses: list[float]  # the training loss of each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -258,13 +251,9 @@ POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embedding
 
 
 def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
-    """Draw the batch of a step.
+    """Draw the batch of a step from ``windows``, (rows, n) token ids without special ones; a row is a document.
 
-    Args:
-        windows: (rows, n) token ids, without special ones; a row is a document.
-        limit: the tokens that the teacher reads, special ones included.
-        seed: the seed of the random choices.
-        step: the step.
+    ``limit`` is the number of tokens that the teacher reads, special ones included.
 
     Returns:
         ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;

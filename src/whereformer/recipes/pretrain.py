@@ -137,9 +137,8 @@ class Pretrain(TrainingRecipe):
         if self.compile and (count > 1 or self.accumulate > 1):
             raise InputError("compile", "only in one process and without `accumulate`; leave it out")
         if self.batch_size % count:
-            raise InputError(
-                "batch_size", f"expected a multiple of {count}, the number of processes, got {self.batch_size}"
-            )
+            expected = f"a multiple of {count}, the number of processes"
+            raise InputError("batch_size", f"expected {expected}, got {self.batch_size}")
 
     def resolve(self) -> Pretrain:
         defaults: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
