@@ -103,11 +103,8 @@ class CompositeMethod(PositionMethod):
         return True
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        for part in self:
-            vectors: Tensor | None = part.vectors(positions, device)
-            if vectors is not None:
-                return vectors
-        return None
+        vectors = (part.vectors(positions, device) for part in self)
+        return next((rows for rows in vectors if rows is not None), None)
 
     def compute_shared(self, site: Site) -> tuple[Any, ...]:
         return tuple(part.compute_shared(site) for part in self)

@@ -117,6 +117,9 @@ class MaskSpec:
         """Return the site of a call. A cache holds the earlier keys, so the queries are the last tokens."""
         (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first
         keys = Positions(first, 1, n_k)
+        num_dropped_keys: int | Tensor = first
+        if self.token_mask is not None and first > 0:
+            num_dropped_keys = self.token_mask[:, :first].sum(1, keepdim=True)
         return Site(
             keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q),
             keys,
@@ -126,13 +129,8 @@ class MaskSpec:
             scale=scale,
             query_documents=self.documents,
             key_documents=self.documents,
-            num_dropped_keys=self._count_dropped_keys(),
+            num_dropped_keys=num_dropped_keys,
         )
-
-    def _count_dropped_keys(self) -> int | Tensor:
-        if self.token_mask is None or self.first == 0:
-            return self.first
-        return self.token_mask[:, : self.first].sum(1, keepdim=True)
 
     def with_token_positions(self, site: Site) -> Site:
         """Return the site with positions that count only tokens, not padding, from 0 in each text."""
