@@ -91,8 +91,8 @@ class EncoderConfig(StrictConfig):
         pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
             (transformer_xl: it has none).
-        truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256. A dropped
-            token may have a label all the same: it skips the pooled blocks but not the decoder.
+        truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256. Such
+            a token may have a label all the same: it skips the pooled blocks but not the decoder.
         mask_pooling: a pooled token is padding unless "any" of its tokens is not padding (Funnel-Transformer), or
             unless "all" are not (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
