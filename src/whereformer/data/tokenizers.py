@@ -195,11 +195,5 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabular
     if num_ordinary < 2:
         expected = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}"
         raise InputError(field, f"{expected}, got {num_ordinary}")
-    return Vocabulary(
-        max(ids) + 1,
-        tokenizer.pad_token_id,
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        tokenizer.mask_token_id,
-        special,
-    )
+    pad, _, cls, sep, mask = (getattr(tokenizer, f"{role}_id") for role in ROLES)
+    return Vocabulary(max(ids) + 1, pad, cls, sep, mask, special)

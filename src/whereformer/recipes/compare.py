@@ -278,9 +278,7 @@ class Compare(ManyRuns):
                 task="search",
                 kind=RateSearch,
                 steps=search_steps,
-                problem=lambda key, search: (
-                    None if len(search.losses) == len(self.rates) else "its record lacks losses"
-                ),
+                problem=lambda _, search: None if len(search.losses) == len(self.rates) else "its record lacks losses",
             )
         rates: dict[str, float | None] = dict.fromkeys(self.positions, self.rates[0])
         for (name,), search in searches.items():
