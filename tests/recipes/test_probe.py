@@ -140,7 +140,7 @@ def test_the_score_and_its_error_by_hand():
     assert ahead == pytest.approx(0.5 - rows.guess)
     # Each row has 7 questions, so its gap is 1 or 0, minus its share of right guesses.
     right = (torch.arange(len(rows.inputs)) % 2 == 0).double()
-    gaps = right - rows.guessed.double().sum(1) / 7
+    gaps = right - rows.is_guessed.double().sum(1) / 7
     assert error == pytest.approx(float(gaps.std()) / len(gaps) ** 0.5)
 
 

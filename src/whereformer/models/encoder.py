@@ -17,11 +17,11 @@ from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
+from .checkpoints.loading import LoadingReport
 from .checks import OneDeviceModel, check_integers, check_positions, check_shape, embed_tokens, to_token_mask
 from .config import EncoderConfig
 from .inputs import EncoderInputs, accepts, is_requested
 from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
-from .loading_report import LoadingReport
 from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:

@@ -655,19 +655,6 @@ def as_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
     return torch.as_tensor(offsets, device=like.device)
 
 
-def integer_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
-    """Return offsets as int64 on the device of ``like``, for methods that are defined only at integer offsets.
-
-    Raises:
-        TypeError: for a fractional offset.
-    """
-    values = as_offsets(offsets, like)
-    integers = values.long()
-    if values.is_floating_point() and not bool((integers == values).all()):
-        raise TypeError("offsets: this method is defined only at integer offsets, got fractional ones")
-    return integers
-
-
 def float_dtype(parameter: Tensor) -> torch.dtype:
     """Return the dtype to evaluate a function of offsets in: the dtype of the parameter, but at least float32.
 

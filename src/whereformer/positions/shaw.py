@@ -60,7 +60,7 @@ class Shaw(PositionMethod):
                 nn.init.uniform_(table, -bound, bound)
 
     def compute_shared(self, site: Site) -> list[tuple[Tensor, ...] | None]:
-        """Return the vectors of every layer, of keys and of values. A table is split at once, which saves operations."""
+        """Return the vectors of every layer, of keys and of values; each table is split at once, in one operation."""
         return [
             None if table is None else (table if table.dim() == 4 else table.unsqueeze(1)).unbind()
             for table in (self.keys, self.values)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, Term, position_values
-from .base import ModelShape, OffsetFunction, integer_offsets
+from .base import ModelShape, OffsetFunction, as_offsets
 from .site import Site
 
 
@@ -86,7 +86,10 @@ class T5(OffsetFunction):
         return (self.weight,)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        index = integer_offsets(offsets, self.weight).clamp(-self.max_distance, self.max_distance) + self.max_distance
+        values = as_offsets(offsets, self.weight)
+        index = values.long().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        if values.is_floating_point() and not bool((values.long() == values).all()):
+            raise TypeError("offsets: this method is defined only at integer offsets, got fractional ones")
         columns = torch.tensor(self.buckets, device=index.device)[index]
         # index_select, because the gradient of an index takes many times longer.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)

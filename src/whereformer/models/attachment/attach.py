@@ -203,20 +203,15 @@ def _accepts_keywords(module: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _forwards_keywords(module: nn.Module) -> bool:
-    """Whether an attention layer passes a hook's keyword arguments on to its attention function."""
-    return is_patched(module) or _accepts_keywords(module)
-
-
 def _self_attention_calls(calls: list[AttentionCall]) -> list[AttentionCall]:
-    """Return the calls where tokens attend to each other.
+    """Return the calls where tokens attend to each other, in layers that pass on the keyword arguments of a hook.
 
     Residuals that attend to earlier layers (Inkling 2) are excluded: they do not have one query per token.
     """
-    lengths = {call.n_q for call in calls if _forwards_keywords(call.module)}
-    token_calls = [call for call in calls if _forwards_keywords(call.module) or not lengths or call.n_q in lengths]
-    for call in token_calls:
-        if not _forwards_keywords(call.module):
+    token_calls = [call for call in calls if is_patched(call.module) or _accepts_keywords(call.module)]
+    lengths, modules = {call.n_q for call in token_calls}, {call.module for call in token_calls}
+    for call in calls:
+        if call.module not in modules and (not lengths or call.n_q in lengths):
             kind = type(call.module).__name__
             raise InputError("model", f"{kind} does not pass keyword arguments on to its attention function")
     return token_calls

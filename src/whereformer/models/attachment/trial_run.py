@@ -129,11 +129,9 @@ class Example(NamedTuple):
             if self.model.device.type == "cuda":
                 with torch.cuda.device(self.model.device):
                     torch.cuda.manual_seed(0)
-            return self._run()
+            return [self.model(**self.inputs)] if self.cache is None else self._run_in_parts(self.cache)
 
-    def _run(self) -> list[ModelOutput]:
-        if self.cache is None:
-            return [self.model(**self.inputs)]
+    def _run_in_parts(self, cache: str) -> list[ModelOutput]:
         name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
         mask = name.replace("input_ids", "attention_mask")
         ids, outputs = self.inputs[name], []
@@ -145,7 +143,7 @@ class Example(NamedTuple):
             if mask in self.inputs:
                 arguments[mask] = self.inputs[mask][:, :stop]
             outputs.append(self.model(**arguments))
-            arguments[self.cache] = outputs[-1][self.cache]
+            arguments[cache] = outputs[-1][cache]
         return outputs
 
 
