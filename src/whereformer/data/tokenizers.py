@@ -166,12 +166,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
-    """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
+    """Raise an InputError for ``data`` if most tokens of a text are unknown or otherwise special: nothing to learn.
 
     ``counts``, (tokens,), says how often each token occurs in the text.
-
-    Raises:
-        InputError: for ``data``, with the share of unknown tokens.
     """
     special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
     total = int(counts.sum())

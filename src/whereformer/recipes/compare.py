@@ -319,10 +319,9 @@ class Compare(ManyRuns):
         return EncodedData(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
-        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
+        """Return one method's encoder configuration; an InputError if options do not fit the preset.
 
-        Raises:
-            InputError: if options do not fit the preset.
+        Every method has its own default options, also in a preset.
         """
         preset = models.config.PRESETS[self.preset] if self.preset else {}
         blocks = preset.get("blocks", "4") if self.blocks is None else self.blocks
@@ -447,7 +446,7 @@ class Compare(ManyRuns):
 
     def facts(self, seed: int, position: str) -> dict[str, Any]:
         """Return the facts that identify a trained model, for its manifest."""
-        return json.loads(json.dumps({"options": self.recorded_options(), "position": position, "seed": seed}))
+        return {"options": self.recorded_options(), "position": position, "seed": seed}
 
     def model_folder(self, position: str, seed: int) -> Path:
         """Return the folder for the trained model of a method and seed."""
