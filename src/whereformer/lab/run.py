@@ -172,8 +172,7 @@ class Run:
     def record_hash(self, name: str, value: str, field: str = "out") -> None:
         """Record the hash of an input, such as the text, so that a folder never mixes results from two of them.
 
-        Raises:
-            InputError: for ``field``, if the folder has results for another hash.
+        If the folder has results for another hash, raise an InputError for ``field``.
         """
         if self.hashes.setdefault(name, value) != value:
             raise InputError(field, f"{self.folder} has results for a different {name}; choose another folder")
