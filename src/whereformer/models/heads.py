@@ -106,11 +106,9 @@ class MaskedLMHead(Transform):
     def __init__(self, config: EncoderConfig) -> None:
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
-            raise InputError(
-                "lm_head",
-                f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use lm_head='bert'",
-            )
+            sizes = f"hidden_size {config.hidden_size} and embedding_size {config.embedding_size}"
+            reason = f"'tied' needs hidden states as wide as the embeddings, got {sizes}; use lm_head='bert'"
+            raise InputError("lm_head", reason)
         super().__init__(config, config.hidden_act if bert else None, config.embedding_size, norm=bert)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
