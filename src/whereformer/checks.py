@@ -23,12 +23,7 @@ LARGE = 2**12
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Check that a value is of a kind. True and False are not numbers, and integers are numbers too.
-
-    Args:
-        name: the argument or option that an error names.
-        value: the value.
-        kind: a type, such as one in :data:`KINDS`.
+    """Check that a value is of a kind, such as one in :data:`KINDS`. True and False are not numbers; integers are.
 
     Raises:
         InputError: if it is of another kind.
@@ -67,7 +62,6 @@ def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
     """
     choices = [*choices]  # a list, so that a value without a hash can be looked up too
     if value not in choices:
-        expected = ", ".join(map(str, choices))
-        raise InputError(
-            name, f"expected one of {expected}, got {short_repr(value)}{suggest(str(value), map(str, choices))}"
-        )
+        known = [*map(str, choices)]
+        hint = suggest(str(value), known)
+        raise InputError(name, f"expected one of {', '.join(known)}, got {short_repr(value)}{hint}")

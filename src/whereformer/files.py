@@ -99,11 +99,7 @@ def check_replaceable(field: str | None, folder: Path) -> None:
 def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
     """Check that files and folders can be written: write, rename and remove a folder next to each of them.
 
-    Args:
-        field: the option that an error names.
-        out: the folder of all outputs, which exists.
-        files: the paths of files in it.
-        folders: the paths of folders in it, such as "checkpoints/checkpoint-1".
+    Their paths, such as "checkpoints/checkpoint-1", are in ``out``, which exists.
 
     Raises:
         InputError: for ``field``, if one of them, or a folder above it, is of another kind or cannot be written, or if

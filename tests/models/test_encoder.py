@@ -133,7 +133,7 @@ def test_bad_blocks_are_named(blocks):
 
 
 @pytest.mark.parametrize(
-    ("field", "bad", "least"),
+    ("field", "bad", "minimum"),
     [
         *((f"{name}_size", bad, 1) for name in ("vocab", "hidden", "embedding", "intermediate") for bad in (0, -16)),
         ("num_attention_heads", 0, 1),
@@ -142,8 +142,8 @@ def test_bad_blocks_are_named(blocks):
         ("type_vocab_size", -1, 0),
     ],
 )
-def test_numbers_that_are_too_small_are_named(field, bad, least):
-    with pytest.raises(ValueError, match=f"^{field}: expected at least {least}, got {bad}$"):
+def test_numbers_that_are_too_small_are_named(field, bad, minimum):
+    with pytest.raises(ValueError, match=f"^{field}: expected at least {minimum}, got {bad}$"):
         small_config(**{field: bad})
 
 

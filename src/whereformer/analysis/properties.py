@@ -55,10 +55,7 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple[int, float]:
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
-    Args:
-        name: the method's name, see :func:`whereformer.build_position`.
-        sinks: whether every head also has a trained sink.
-        options: the method's options.
+    The arguments are as in :func:`whereformer.build_position`; ``sinks``: whether every head also has a trained sink.
 
     Returns:
         their number, and the exponent of its growth with the length: 0 if it is constant, 1 if it is proportional.
@@ -160,7 +157,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
     embeddings = together_calls[0].hidden - normal_calls[0].hidden
     explained = total = 0.0
     for layer, (normal, together) in enumerate(zip(normal_calls, together_calls, strict=True)):
-        moved = normal.hidden + embeddings if normal.module.pre or layer == 0 else normal.hidden
+        moved = normal.hidden + embeddings if normal.module.is_pre_norm or layer == 0 else normal.hidden
         scores, without = (
             _scores(normal.module(hidden, encoder.position, site, None, True)[1])
             for hidden, site in ((normal.hidden, normal.site), (moved, together.site))
@@ -202,11 +199,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     """Count the tensor operations of a method's forward, which run one after another.
 
     The count is for the "reference" backend, which has no loop, from the embeddings to the output of one attention
-    layer, for one sequence.
-
-    Args:
-        position: the method.
-        length: the number of tokens.
+    layer, for one sequence of ``length`` tokens.
     """
     model = position.model
     embedded = torch.randn(1, length, model.embedding_size)

@@ -55,9 +55,8 @@ class ListPositions(WithPlugin):
 
         names = position_names(self.pattern)
         if not names:
-            raise InputError(
-                None, f"no method has a name such as {self.pattern!r}{suggest(self.pattern or '', METHODS)}"
-            )
+            hint = suggest(self.pattern or "", METHODS)
+            raise InputError(None, f"no method has a name such as {self.pattern!r}{hint}")
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]

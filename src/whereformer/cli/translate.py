@@ -70,7 +70,6 @@ class TranslateRun(WithPlugin):
             written += translations
         if references is not None:
             if len(references) != len(written):
-                raise InputError(
-                    "references", f"expected {len(written):,} lines as the input has, got {len(references):,}"
-                )
+                expected = f"{len(written):,} lines as the input has"
+                raise InputError("references", f"expected {expected}, got {len(references):,}")
             print(*scores(written, references), sep="\n", file=sys.stderr)

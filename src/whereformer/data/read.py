@@ -91,18 +91,13 @@ class Table:
 
     Cells of CSV and TSV files are text; in files of the other kinds, cells have the types that the file declares.
 
-    Args:
-        field: the argument that an error names.
-        file: the file.
-        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
-
     Raises:
         InputError: if the file does not exist, or is not one of the :data:`TABLES`.
     """
 
-    field: str
+    field: str  # the argument that an error names
     file: Path
-    quotes: bool = True
+    quotes: bool = True  # whether quotation marks enclose cells of CSV and TSV files, or are text
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:

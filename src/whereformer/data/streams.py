@@ -75,17 +75,11 @@ def to_bytes(ids: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class RowFile:
-    """Rows of ids, each in one or more parts, such as a line and its translation. Only their lengths are in memory.
+    """Rows of ids, each in one or more parts, such as a line and its translation. Only their lengths are in memory."""
 
-    Args:
-        ids: (tokens,), the ids of all rows, part after part.
-        starts: (rows,) int64, where each row begins.
-        lengths: (rows, parts) int32, the number of tokens in each part of a row.
-    """
-
-    ids: Stream
-    starts: Tensor
-    lengths: Tensor
+    ids: Stream  # (tokens,), the ids of all rows, part after part
+    starts: Tensor  # (rows,) int64, where each row begins
+    lengths: Tensor  # (rows, parts) int32, the number of tokens in each part of a row
 
     def __len__(self) -> int:
         return len(self.starts)

@@ -27,20 +27,14 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The token ids that masking and windows need.
+    """The token ids that masking and windows need."""
 
-    Args:
-        size: all ids are below this.
-        pad, cls, sep, mask: the ids of these tokens.
-        special: ids that are never predicted and never drawn at random; they include these four.
-    """
-
-    size: int
+    size: int  # all ids are below this
     pad: int
     cls: int
     sep: int
     mask: int
-    special: tuple[int, ...]
+    special: tuple[int, ...]  # ids that are never predicted and never drawn at random; they include these four
 
     @cached_property
     def is_ordinary(self) -> Tensor:
@@ -144,9 +138,8 @@ def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBas
     except Exception as error:
         # For a missing or broken file, the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        raise InputError(
-            field, f"no tokenizer can be read from {short_repr(str(path_or_id), MAX_NAME)} ({reason})"
-        ) from None
+        name = short_repr(str(path_or_id), MAX_NAME)
+        raise InputError(field, f"no tokenizer can be read from {name} ({reason})") from None
     return tokenizer
 
 
@@ -175,10 +168,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
     """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
 
-    Args:
-        tokenizer: the tokenizer.
-        counts: (tokens,), how often each token occurs in the text.
-        text_name: the text's name in the error.
+    ``counts``, (tokens,), says how often each token occurs in the text.
 
     Raises:
         InputError: for ``data``, with the share of unknown tokens.

@@ -95,7 +95,7 @@ def load_classifier(
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
         load_classifier(model, None, None, classes)
-        raise as_method_error(error, "position") from None
+        raise as_method_error(error) from None
     assert isinstance(classifier, EncoderForSequenceClassification)
     return classifier
 

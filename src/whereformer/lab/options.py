@@ -48,9 +48,8 @@ def parse_options(text: str | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise InputError(
-            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {short_repr(text)}"
-        )
+        expected = "expected a JSON object such as '{\"num_kernels\": 3}'"
+        raise InputError("position_options", f"{expected}, got {short_repr(text)}")
     return options
 
 

@@ -62,13 +62,9 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """An encoder, with the way from its states to the vector of a text.
+    """An encoder that reads up to ``limit`` tokens, special ones included.
 
-    Args:
-        model: the encoder.
-        tokenizer: its tokenizer.
-        pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
-        limit: how many tokens it reads, special ones included.
+    ``pooling``: whether a text's vector is the mean of its tokens' states ("mean"), or the first token's ("cls").
     """
 
     model: Encoder
@@ -290,10 +286,7 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
     Without them, that program averages the states of tokens up to the tokenizer's limit. If the source is
     not a sentence-transformers folder, or is a model on the Hugging Face Hub, nothing is copied.
 
-    Args:
-        source: the folder of the original model.
-        target: a folder, which exists.
-        limit: the new model's ``max_seq_length``; if None, the original's.
+    ``limit`` is the new model's ``max_seq_length``; if None, the original's. The target's folder exists.
 
     Raises:
         InputError: for ``model``, if a file to copy is a device, a pipe or a socket.

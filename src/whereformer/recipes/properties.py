@@ -73,17 +73,11 @@ PAPER = {
 
 @dataclass(frozen=True)
 class PropertyResult:
-    """One property of one method.
+    """One property of one method."""
 
-    Args:
-        has_property: whether the method has the property; None if the measurement does not decide it.
-        number: the measured number.
-        note: why it could not be measured or decided.
-    """
-
-    has_property: bool | None
-    number: str
-    note: str = ""
+    has_property: bool | None  # whether the method has the property; None if the measurement does not decide it
+    number: str  # the measured number
+    note: str = ""  # why it could not be measured or decided
 
     @property
     def word(self) -> str:
