@@ -291,13 +291,8 @@ class EncoderForSequenceClassification(EncoderWithHead):
         if config.causal and config.classifier_pooling == "cls":
             reason = "expected 'mean' with causal=True, where the first token sees no other token, got 'cls'"
             raise InputError("classifier_pooling", reason)
-        self.classifier = ClassifierHead(
-            config,
-            config.classifier_act,
-            config.num_labels,
-            norm=config.classifier_norm,
-            dropout=classifier_dropout(config),
-        )
+        dropout, norm = classifier_dropout(config), config.classifier_norm
+        self.classifier = ClassifierHead(config, config.classifier_act, config.num_labels, norm=norm, dropout=dropout)
         self.post_init()
 
     def predict(

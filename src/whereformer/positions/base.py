@@ -359,14 +359,12 @@ class PositionMethod(nn.Module):
         self._embed_called = True
         if "embeddings" in self.acts_on:
             names = [type(method).__name__ for method in self.components() if "embeddings" in method.acts_on]
-            warnings.warn(
-                f"{' and '.join(names)} acts on the embeddings, but embed was never called; before the first layer, "
-                "use hidden = position.embed(hidden, positions)",
-                stacklevel=3,
-            )
+            message = f"{' and '.join(names)} acts on the embeddings, but embed was never called"
+            advice = "before the first layer, use hidden = position.embed(hidden, positions)"
+            warnings.warn(f"{message}; {advice}", stacklevel=3)
 
     def overrides_transform_qkv(self) -> bool:
-        """Return whether the method may change query, key or value."""
+        """Return whether the method changes query, key or value other than by its ``query_factor``."""
         return type(self).transform_qkv is not PositionMethod.transform_qkv
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:

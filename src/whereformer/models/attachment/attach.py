@@ -93,11 +93,7 @@ class AttachSettings(NamedTuple):
 def attach_with_settings(
     model: PreTrainedModel, settings: AttachSettings, verify: bool, max_values: int | None = None
 ) -> PreTrainedModel:
-    """Attach a method, as :func:`attach` does.
-
-    Args:
-        model, settings, verify: as in :func:`attach`.
-        max_values: the number of values that the method's tensors may have in total, as in a checkpoint; None: any.
+    """Attach a method, as :func:`attach` does, but with at most ``max_values`` in its tensors, as in a checkpoint.
 
     Raises:
         InputError: for ``path_or_id``, before memory is allocated, if the method has more values.
@@ -279,7 +275,7 @@ def _hook(
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
-    # A program that runs ``model.forward(...)`` skips the model's hooks, but not the hooks of the child with all layers.
+    # Programs that run ``model.forward(...)`` skip the model's hooks, but not the hooks of the child with all layers.
     children = [child for child in stack.children() if _accepts_keywords(child) and {*layers} < {*child.modules()}]
     first_module = children[0] if children else stack
     checkpointed = [layer for layer in stack.modules() if isinstance(layer, GradientCheckpointingLayer)]

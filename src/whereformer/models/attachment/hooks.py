@@ -243,20 +243,20 @@ class EnterLayerHook:
         config = getattr(module, "config", self.stack.config)
         if not str(config._attn_implementation).startswith(NAME):
             # Another attention function would silently ignore the positions.
-            raise RuntimeError(
-                f"attn_implementation: expected {NAME!r} while a method is attached, got "
-                f"{config._attn_implementation!r}; set it back or call whereformer.detach(model). For attention "
-                "weights, pass output_attentions=True in the call"
-            )
+            reason = f"expected {NAME!r} while a method is attached, got {config._attn_implementation!r}"
+            advice = "set it back or call whereformer.detach(model)"
+            weights_advice = "For attention weights, pass output_attentions=True in the call"
+            raise RuntimeError(f"attn_implementation: {reason}; {advice}. {weights_advice}")
         layer = self.layers[0]
         if self.counts_passes:
             # The number of layers that ran before is the number of this pass.
             layer = forward.num_calls
             forward.num_calls += 1
             if layer not in self.layers:
+                kind = type(module).__name__
+                reason = "layers that share weights ran in a different order than when the method was attached"
                 raise RuntimeError(
-                    f"whereformer: {type(module).__name__} calls attention several times per forward, or layers that "
-                    "share weights ran in a different order than when the method was attached, so its passes cannot "
+                    f"whereformer: {kind} calls attention several times per forward, or {reason}, so its passes cannot "
                     "be identified"
                 )
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -264,8 +264,6 @@ class EnterLayerHook:
         output_attentions = kwargs.get("output_attentions", forward.output_attentions)
         cache, rotating = kwargs.get(CACHE), None
         if self.rotates_cached_keys and isinstance(cache, DynamicCache):
-            kwargs = {
-                **kwargs,
-                CACHE: (rotating := RotatingCache(cache, forward.position, forward.make_new_site, layer)),
-            }
+            rotating = RotatingCache(cache, forward.position, forward.make_new_site, layer)
+            kwargs = {**kwargs, CACHE: rotating}
         return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, output_attentions, rotating)}
