@@ -150,10 +150,11 @@ class Family(NamedTuple):
 
     def head_names(self, task: Task | None = None) -> dict[str, tuple[str, ...]]:
         """Return our name of each tensor of a task's head and of the pooler, with their names; None: of all heads."""
-        parts = {**self.heads, **_TOKEN_HEADS}
-        if task is not None:
-            is_pooler = {ours: theirs.startswith("pooler") for ours, theirs in parts.items()}
-            parts = {ours: parts[ours] for ours in parts if is_pooler[ours] or f"{ours}.".startswith(task.head)}
+        parts = {
+            ours: theirs
+            for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
+            if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
+        }
         return _tensors(parts)
 
 

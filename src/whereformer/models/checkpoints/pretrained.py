@@ -226,8 +226,6 @@ def _translate_own(state: Mapping[str, Tensor]) -> Checkpoint:
     if any(name.startswith(prefix) for name in state):
         discriminator = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
         return Checkpoint(discriminator, unused=tuple(name for name in state if not name.startswith(prefix)))
-    if not any(name.startswith(BODY) for name in state):
-        return Checkpoint(
-            {BODY + name: tensor for name, tensor in state.items()}, {BODY + name: name for name in state}
-        )
-    return Checkpoint(state)
+    if any(name.startswith(BODY) for name in state):
+        return Checkpoint(state)
+    return Checkpoint({BODY + name: state[name] for name in state}, {BODY + name: name for name in state})
