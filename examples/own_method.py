@@ -66,6 +66,7 @@ def train(position):
 
 
 def print_curve(method):
+    """Print the numbers that each head adds at offsets -4 .. 4."""
     with torch.no_grad():
         for row in method.curve(range(-4, 5)).tolist():
             print("   ", " ".join(f"{number:.2f}" for number in row))

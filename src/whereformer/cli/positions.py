@@ -36,7 +36,7 @@ class ListPositions(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Print the table of methods, or of their measured properties."""
-        from ..errors import InputError, suggest
+        from ..errors import InputError
 
         if self.measure is not None:
             from rich.progress import Progress
@@ -50,12 +50,12 @@ class ListPositions(WithPlugin):
         from rich.table import Table
         from rich.text import Text
 
-        from ..positions import ALIASES, METHODS, describe, method_class, position_names
+        from ..positions import ALIASES, describe, method_class, position_names, suggest_methods
         from ..positions.base import ACTS_ON
 
         names = position_names(self.pattern)
         if not names:
-            hint = suggest(self.pattern or "", METHODS)
+            hint = suggest_methods(self.pattern or "")
             raise InputError(None, f"no method has a name such as {self.pattern!r}{hint}")
         groups: dict[str, list[str]] = {}
         for name in names:

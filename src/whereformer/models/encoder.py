@@ -18,7 +18,15 @@ from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
 from .checkpoints.loading import LoadingReport
-from .checks import OneDeviceModel, check_integers, check_positions, check_shape, embed_tokens, to_token_mask
+from .checks import (
+    OneDeviceModel,
+    check_integers,
+    check_positions,
+    check_shape,
+    embed_tokens,
+    name_index_error,
+    to_token_mask,
+)
 from .config import EncoderConfig
 from .inputs import EncoderInputs, accepts, is_requested
 from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
@@ -50,7 +58,8 @@ class Embeddings(nn.Module):
         if self.token_type is not None:
             # BERT's default is type 0 for every token.
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
-            hidden = hidden + self.token_type(types)
+            table = self.token_type
+            hidden = hidden + name_index_error("token_type_ids", types, table.num_embeddings, lambda: table(types))
         hidden = position.embed(hidden, positions)
         hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)

@@ -13,7 +13,7 @@ from transformers.activations import ACT2FN
 from transformers.modeling_outputs import TokenClassifierOutput as HeadOutput
 
 from ..errors import InputError
-from .checks import check_integers, check_shape
+from .checks import check_integers, check_shape, check_tensor, classification_loss
 from .config import EncoderConfig
 from .encoder import Encoder, EncoderPreTrainedModel
 from .inputs import EncoderInputs, accepts
@@ -55,7 +55,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
             ValueError: for labels whose shape does not fit the logits'.
         """
         check_shape("labels", labels, logits.shape[:-1])
-        return functional.cross_entropy(logits.flatten(0, -2).float(), check_integers("labels", labels).flatten())
+        return classification_loss(logits.flatten(0, -2).float(), check_integers("labels", labels).flatten())
 
     @accepts(EncoderInputs)
     def forward(
@@ -72,6 +72,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
             ``loss`` and ``logits``, as the class describes, and, if requested, the ``hidden_states`` and ``attentions``
             of :class:`Encoder`.
         """
+        if labels is not None:
+            check_tensor("labels", labels)
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
         logits, labels = self.predict(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
@@ -310,7 +312,7 @@ class EncoderForSequenceClassification(EncoderWithHead):
             raise InputError("labels", f"expected shape {tuple(expected)} for {problem}, got {tuple(labels.shape)}")
         logits, labels = logits.float(), labels.reshape(expected)
         if problem == "single_label_classification":
-            return functional.cross_entropy(logits, check_integers("labels", labels))
+            return classification_loss(logits, check_integers("labels", labels))
         if problem == "regression":
             return functional.mse_loss(logits, labels.float())
         return functional.binary_cross_entropy_with_logits(logits, labels.float())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from fnmatch import fnmatchcase
@@ -57,6 +58,20 @@ METHODS: dict[str, str | type[PositionMethod]] = {
 
 ALIASES = {"nope": "none"}
 """Names of methods in papers: NoPE stands for no positional encoding."""
+
+_OTHER_NAMES = {
+    **dict.fromkeys(("rotary", "roformer", "xpos", "yarn", "ntk", "llama"), "'rope'"),
+    **dict.fromkeys(("relative", "rpe"), "'shaw', 't5' or 'rope'"),
+    "absolute": "'learned' or 'sinusoidal'",
+    **dict.fromkeys(("bert", "gpt"), "'learned'"),
+    **dict.fromkeys(("sin", "fourier", "vaswani"), "'sinusoidal'"),
+    "bucket": "'t5'",
+    "disentangled": "'deberta'",
+    "linear": "'alibi'",
+    **dict.fromkeys(("xl", "transformerxl"), "'transformer_xl'"),
+    "forget": "'fox'",
+}
+"""For beginnings of words in other names of methods, families and models, the methods that an error suggests."""
 
 _SIZES = {field.name for field in fields(ModelShape)}
 """Options of :func:`build_position` that describe the model and not the method."""
@@ -208,7 +223,7 @@ def method_class(name: str) -> type[PositionMethod]:
     name = ALIASES.get(name, name)
     if name not in METHODS:
         known = f"known: {', '.join(METHODS)}, a+b, and the methods that a `plugin` registers"
-        hint = suggest(name, [*METHODS, *ALIASES])
+        hint = suggest_methods(name)
         raise InputError("position", f"unknown position method {short_repr(name)}{hint or ';'} {known}")
     entry = METHODS[name]
     if isinstance(entry, str):
@@ -217,6 +232,17 @@ def method_class(name: str) -> type[PositionMethod]:
         assert isinstance(entry, type)
         assert issubclass(entry, PositionMethod)
     return entry
+
+
+def suggest_methods(name: str) -> str:
+    """Return an error's question "did you mean ...?", with the methods that an unknown name, such as "T5 bias", means.
+
+    It is "" if no method is close.
+    """
+    names = {**{known: repr(known) for known in (*METHODS, *ALIASES)}, **_OTHER_NAMES}
+    words = re.split(r"[-_ ]", name.lower())
+    methods = next((names[known] for word in words for known in names if word.startswith(known)), None)
+    return suggest(name, [*METHODS, *ALIASES]) if methods is None else f"; did you mean {methods}?"
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
