@@ -36,23 +36,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Integer
 
 __all__ = [
-    "BackendChoice",
-    "DenseBias",
-    "DistanceDecay",
-    "FactorPair",
-    "OffsetBias",
-    "OffsetKeys",
-    "OffsetQueries",
-    "OffsetValues",
-    "Positions",
-    "PositionsLike",
-    "Term",
-    "attention",
-    "attention_varlen",
-    "attention_weights",
-    "explain",
-    "remember",
-]
+    "BackendChoice", "DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys", "OffsetQueries",
+    "OffsetValues", "Positions", "PositionsLike", "Term", "attention", "attention_varlen", "attention_weights",
+    "explain", "remember",
+]  # fmt: skip
 
 
 @overload
@@ -191,18 +178,15 @@ def attention_varlen(
     """Attention within sequences of different lengths that lie one after another, without padding.
 
     Args:
-        query: (total_q, heads, head_dim), the queries of all sequences; or None together with ``key`` for attention
-            without content scores, and total_q is then total_k.
-        key: (total_k, key heads, head_dim). As in :func:`attention`, key heads may be fewer than heads.
-        value: (total_k, key heads, value_dim).
+        query, key, value: as in :func:`attention`, with the rows of all sequences: (total_q, heads, head_dim),
+            (total_k, key heads, head_dim) and (total_k, key heads, value_dim). Without a query, total_q is total_k.
         terms: the position terms; offsets count within each sequence. Factors, levels and dense scores have a batch of
             1 and rows for all total_q queries and total_k keys.
         cu_seqlens_q: (number of sequences + 1,) integers, on the value's device: sequence s has the queries from
             ``cu_seqlens_q[s]`` up to, but without, ``cu_seqlens_q[s + 1]``. Sequences may be empty. The numbers are
             checked on the CPU only; elsewhere wrong numbers give wrong results.
         cu_seqlens_k: the same for keys and values; ``cu_seqlens_q`` by default.
-        return_lse: return the log of each row's sum of exponentials of scores too.
-        backend: as in :func:`attention`.
+        return_lse, backend: as in :func:`attention`.
         options: :func:`attention`'s other keyword arguments except ``key_mask``, ``query_documents`` and
             ``key_documents``, which have no meaning here. Sinks for each query are (total_q, heads). Positions are
             tensors, (total_q,) and (total_k,), of each token's position in its sequence. By default, positions of keys
@@ -210,11 +194,10 @@ def attention_varlen(
             version 2.1 on.
 
     Returns:
-        (total_q, heads, value_dim) in the value's dtype, with zeros in rows that may not attend to anything.
-        With ``return_lse`` a pair: this, and (total_q, heads) in float32 or wider.
+        (total_q, heads, value_dim), and with ``return_lse`` (total_q, heads) too, as from :func:`attention`.
 
     Raises:
-        TypeError, ValueError: for wrong input; the message names the argument, its value and the accepted values.
+        TypeError, ValueError: as :func:`attention`.
     """
     _check_names("attention_varlen", options, SequenceOptions.__optional_keys__)
     by_triton = backend == "triton" or (backend == "auto" and isinstance(value, Tensor) and value.device.type != "cpu")
@@ -242,8 +225,7 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
     if chosen == "reference":
         output, lse, _ = reference.attend(call, sinks)
         return add_sinks(output, lse, None)
-    output, lse = OPERATORS[chosen].attend(call, recorder)
-    return add_sinks(output, lse, sinks)
+    return add_sinks(*OPERATORS[chosen].attend(call, recorder), sinks)
 
 
 @show_options(CallOptions)

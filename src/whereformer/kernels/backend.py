@@ -30,17 +30,11 @@ not be used."""
 
 
 class BackwardInputs(NamedTuple):
-    """The tensors that a backward gets besides its call.
+    """The tensors that a backward gets besides its call."""
 
-    Args:
-        d_output: the gradient of the output, like the output.
-        d_lse: the gradient of the log-sum-exps, (batch, heads, n_q); None if the loss does not depend on them.
-        output, buffer: the first two of the :data:`ForwardOutputs`.
-    """
-
-    d_output: Tensor
-    d_lse: Tensor | None
-    output: Tensor
+    d_output: Tensor  # the gradient of the output, like the output
+    d_lse: Tensor | None  # of the log-sum-exps, (batch, heads, n_q); None if the loss does not depend on them
+    output: Tensor  # this and the next: the first two of the ForwardOutputs
     buffer: Tensor
 
 
@@ -65,10 +59,7 @@ class Backend:
 
     def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
         """Compute a call; return its results, and a function that computes it again for other ``tensors``, if any.
-
-        Args:
-            tensors: the call's tensors, in the order of ``AXES``.
-        """
+        They are the call's, in the order of ``AXES``."""
         raise NotImplementedError
 
     def backward(
@@ -103,7 +94,8 @@ class Plan(CallTemplate):
     def forward(self, tensors: Sequence[Tensor]) -> ForwardOutputs:
         results: ForwardOutputs | None = None if self._forward is None else self._forward(*tensors)
         if results is None:
-            tensors = _as_separate_objects(tensors)
+            # New objects, so that a backend can distinguish arguments that are the same tensor; likewise below.
+            tensors = [tensor.detach() for tensor in tensors]
             results, self._forward = self.backend.forward(self.with_tensors(tensors), tensors)
             self._saved_layouts = [_saved_layout(tensor) for tensor in (*tensors, *results[:2])]
         return results
@@ -122,7 +114,7 @@ class Plan(CallTemplate):
         if gradients is None:
             self._check_saved([*tensors, inputs.output, inputs.buffer])
             grad_names = [name for name, need in zip(self.names, needs, strict=True) if need]
-            all_tensors = _as_separate_objects(all_tensors)
+            all_tensors = [tensor.detach() for tensor in all_tensors]
             call = self.with_tensors(all_tensors[: len(needs)])
             d_output, *d_lse, output, buffer = all_tensors[len(needs) :]
             inputs = BackwardInputs(d_output, d_lse[0] if d_lse else None, output, buffer)
@@ -141,11 +133,6 @@ class Plan(CallTemplate):
 
 def _saved_layout(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.device
-
-
-def _as_separate_objects(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return a new object for each tensor, so that a backend can distinguish arguments that are the same tensor."""
-    return [tensor.detach() for tensor in tensors]
 
 
 class _DispatchedPlan(Plan):

@@ -46,11 +46,9 @@ class BackendChoice:
 
 
 def choose_backend(call: Call, backend: str, device: torch.device | None = None) -> str:
-    """Return the name of the backend that computes the call.
+    """Return the name of the backend that computes a call, if ``backend`` is requested.
 
     Args:
-        call: a checked call.
-        backend: the requested backend, or "auto".
         device: the device that the call will run on. If None, the device of its tensors. Tensors on "meta" have only
             sizes.
 

@@ -37,33 +37,24 @@ anything has -inf and 0. Only the second entry has a gradient: the gradient of t
 class TensorSpec(NamedTuple):
     """The axes and the dtype of a tensor.
 
-    Args:
-        axes: the names of its axes; "items" is 1 or batch, and "table_heads" 1 or heads.
-        dtype: "value" for the value's dtype, "score" for the dtype of scores and sums, "float" for any
-            floating-point dtype, "integer" for any integer dtype, "number" for either, or "bool".
-        gradient: whether the tensor has a gradient.
+    A dtype is "value" for the value's dtype, "score" for the dtype of scores and sums, "float" for any floating-point
+    dtype, "integer" for any integer dtype, "number" for either, or "bool".
     """
 
-    axes: str
+    axes: str  # their names; "items" is 1 or batch, and "table_heads" 1 or heads
     dtype: str
-    gradient: bool = False
+    gradient: bool = False  # whether the tensor has one
 
 
 class ForwardState(NamedTuple):
-    """The output of a forward, and all else that it saves for its backward.
+    """The output of a forward, and all else that it saves for its backward."""
 
-    Args:
-        output: (batch, heads, n_q, value_dim).
-        buffer: one allocation for the other two, in the dtype of scores.
-        row_stats: (num_stats, batch, heads, n_q), the numbers that the backend saves of each row; a view of ``buffer``.
-        rounding_error: (batch, heads, n_q, value_dim), the difference that rounding to its dtype made in the
-            output, in the same dtype; a view of ``buffer``. If None, it does not matter.
-    """
-
-    output: Tensor
-    buffer: Tensor
-    row_stats: Tensor
+    output: Tensor  # (batch, heads, n_q, value_dim)
+    buffer: Tensor  # one allocation for the other two, in the dtype of scores
+    row_stats: Tensor  # (num_stats, batch, heads, n_q), the numbers that a backend saves of each row; a view of buffer
     rounding_error: Tensor | None
+    """(batch, heads, n_q, value_dim), the difference that rounding to its dtype made in the output, in the same dtype.
+    It is a view of ``buffer``. If None, it does not matter."""
 
     def select(self, rows: range) -> Self:
         """Return the state of some queries."""

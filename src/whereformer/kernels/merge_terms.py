@@ -27,8 +27,7 @@ def merge_terms(
 ) -> dict[str, Any]:
     """Merge the terms of a call of this query, key and value; differentiable.
 
-    Args:
-        span: the smallest and the largest offset that is allowed. If None, it depends on values in tensors.
+    The ``span`` is the smallest and the largest offset that is allowed. If None, it depends on values in tensors.
 
     Returns:
         The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: tables, factors and levels

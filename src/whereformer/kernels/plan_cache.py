@@ -36,17 +36,11 @@ attribute, such as ``shape``."""
 
 
 class CallSignature(NamedTuple):
-    """The signature of a call, and its tensors.
+    """The signature of a call, and its tensors."""
 
-    Args:
-        key: types, dtypes, sizes, strides, options, and which tensors are the same.
-        tensors: in a fixed order.
-        autocasts: whether autocast is on.
-    """
-
-    key: tuple[Any, ...]
-    tensors: list[Tensor]
-    autocasts: bool
+    key: tuple[Any, ...]  # types, dtypes, sizes, strides, options, and which tensors are the same
+    tensors: list[Tensor]  # in a fixed order
+    autocasts: bool  # whether autocast is on
 
 
 class _TensorIndex(int):

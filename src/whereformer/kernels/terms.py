@@ -104,16 +104,13 @@ def default_positions(n_q: int, n_k: int) -> tuple[Positions, Positions]:
     return Positions(n_k - n_q, 1, n_q), Positions(0, 1, n_k)
 
 
-def offset_range(query_positions: PositionsLike, key_positions: PositionsLike) -> tuple[int, int] | None:
-    """Return the smallest and the largest offset between affine positions; None for explicit ones.
-
-    Without pairs, this is (0, 0).
-    """
-    if not (isinstance(query_positions, Positions) and isinstance(key_positions, Positions)):
+def offset_range(queries: PositionsLike, keys: PositionsLike) -> tuple[int, int] | None:
+    """Return the smallest and the largest offset between affine positions; None for explicit ones."""
+    if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         return None
-    if query_positions.length == 0 or key_positions.length == 0:
-        return 0, 0
-    return key_positions.start - query_positions.last, key_positions.last - query_positions.start
+    if queries.length == 0 or keys.length == 0:
+        return 0, 0  # without pairs
+    return keys.start - queries.last, keys.last - queries.start
 
 
 def allowed_span(
@@ -133,9 +130,8 @@ def offset_step(query_positions: Positions, key_positions: Positions) -> int:
     return math.gcd(key_positions.start - query_positions.start, *steps)
 
 
-def causal_diagonal(query_positions: PositionsLike, key_positions: PositionsLike) -> int | None:
+def causal_diagonal(queries: PositionsLike, keys: PositionsLike) -> int | None:
     """Return the d such that causality allows query i exactly the keys j <= i + d; None if no number does."""
-    queries, keys = query_positions, key_positions
     if not (isinstance(queries, Positions) and isinstance(keys, Positions)):
         return None
     stride = keys.stride

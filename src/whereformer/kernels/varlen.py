@@ -1,4 +1,4 @@
-"""Sequences of different lengths without padding, from ``attention_varlen`` or collators, as packed documents.
+"""Sequences of different lengths without padding, as packed documents.
 
 Query i of a packed row attends only to the keys j with ``document_j = document_i``, and offsets are between positions
 within the document.
@@ -12,13 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, short_repr
+from ..errors import short_repr
 from .make_call import FLOATING, INTEGER, NUMBERS, check_tensor, check_terms
 from .terms import TABLES, Term
 from .tracing import can_read
-
-PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
-"""The arguments of transformers' collators that say where the documents of packed rows begin."""
 
 
 def pack_sequences(
@@ -69,7 +66,7 @@ def pack_sequences(
         )
     start_q, start_k = cu_seqlens_q.to(torch.int64), cu_seqlens_k.to(torch.int64)
     query_rows, key_rows = (torch.arange(n, device=value.device) for n in (n_q, n_k))
-    query_ids, key_ids = _find_sequences(query_rows, start_q), _find_sequences(key_rows, start_k)
+    query_ids, key_ids = find_sequences(query_rows, start_q), find_sequences(key_rows, start_k)
     query_positions, key_positions = options.get("query_positions"), options.get("key_positions")
     if not affine or query_positions is not None or key_positions is not None:
         # The last query has the position of the last key.
@@ -85,7 +82,7 @@ def unpack_output(output: Tensor) -> Tensor:
     return output.squeeze(0).transpose(0, 1)
 
 
-def _find_sequences(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
+def find_sequences(rows: Tensor, cu_seqlens: Tensor) -> Tensor:
     """Return the index of each row's sequence: the number of sequences that end before the row."""
     # Unchecked numbers on a device may be wrong, but must not lead to an index that does not exist.
     return torch.searchsorted(cu_seqlens[1:], rows, right=True).clamp(max=len(cu_seqlens) - 2)
@@ -106,36 +103,3 @@ def check_seqlens(name: str, cu_seqlens: Any, of: str, total: int, value: Tensor
         raise ValueError(
             f"{name}: expected non-decreasing integers from 0 to {total} (the rows of {of}), got {short_repr(starts)}"
         )
-
-
-def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) -> Tensor | None:
-    """Return document ids of a collator's packed rows, (batch, n); None if ``inputs`` has none of its arguments.
-
-    Args:
-        inputs: may hold ``cu_seq_lens_q`` and ``cu_seq_lens_k``, each of shape (documents + 1,), where the documents of
-            one row begin and the last one ends, and ``seq_idx``, (batch, n), an id of each token's document.
-        like: a tensor of the batch, (batch, ...), on its device.
-        n_q, n_k: the number of queries and keys.
-
-    Raises:
-        InputError, TypeError, ValueError: unless they fit the tokens and each other. Values are checked where reading
-            them is cheap.
-    """
-    query_ends, key_ends, seq_idx = (inputs.get(name) for name in PACKED)
-    if seq_idx is not None:
-        check_tensor("seq_idx", seq_idx, INTEGER, {"batch": None, "n": None})
-    if query_ends is None and key_ends is not None:
-        raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
-    ids = seq_idx
-    if query_ends is not None:
-        check_seqlens("cu_seq_lens_q", query_ends, "input_ids", n_k, like)
-        ids = _find_sequences(torch.arange(n_k, device=query_ends.device), query_ends)[None]
-        other_ends = None if key_ends is query_ends else key_ends
-        if other_ends is not None and can_read(query_ends) and not torch.equal(query_ends, other_ends):
-            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {short_repr(other_ends)}")
-        if seq_idx is not None and can_read(seq_idx) and not torch.equal(seq_idx.diff() != 0, ids.diff() != 0):
-            raise InputError("seq_idx", "expected the documents of cu_seq_lens_q, got others")
-    if ids is not None and (n_q != n_k or ids.shape != (len(like), n_k)):
-        name, expected = ("seq_idx", "(batch, n)") if query_ends is None else ("cu_seq_lens_q", "one row")
-        raise InputError(name, f"it needs {expected} and no cache, got {len(like)} rows, {n_q} queries and {n_k} keys")
-    return ids

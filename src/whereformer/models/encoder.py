@@ -13,7 +13,6 @@ from transformers.modeling_outputs import BaseModelOutput
 from ..errors import InputError, short_repr
 from ..kernels import Positions, PositionsLike
 from ..kernels.tracing import can_read
-from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
@@ -28,7 +27,7 @@ from .checks import (
     to_token_mask,
 )
 from .config import EncoderConfig
-from .inputs import EncoderInputs, accepts, is_requested
+from .inputs import EncoderInputs, accepts, is_requested, packed_document_ids
 from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
 from .pooling import FunnelState, PackedDocuments
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from functools import wraps
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
+import torch
 from torch import Tensor
 from transformers import EncoderDecoderCache, PreTrainedConfig
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 from transformers.utils import can_return_tuple
 
+from ..errors import InputError, short_repr
+from ..kernels.make_call import INTEGER, check_tensor
+from ..kernels.tracing import can_read
+from ..kernels.varlen import check_seqlens, find_sequences
+
 CACHE = "cache" if "cache" in {field.name for field in fields(Seq2SeqLMOutput)} else "past_key_values"
 """transformers' name of the keys and values of earlier calls, in inputs and outputs: 5.24 renamed them."""
+
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "seq_idx")
+"""The arguments of transformers' collators that say where the documents of packed rows begin."""
 
 
 class TokenInputs(TypedDict, total=False):
@@ -102,3 +111,36 @@ def accepts(inputs: type) -> Callable[[Forward], Forward]:
         return cast(Forward, checked)
 
     return decorate
+
+
+def packed_document_ids(inputs: Mapping[str, Any], like: Tensor, n_q: int, n_k: int) -> Tensor | None:
+    """Return document ids of a collator's packed rows, (batch, n); None if ``inputs`` has none of its arguments.
+
+    Args:
+        inputs: may hold ``cu_seq_lens_q`` and ``cu_seq_lens_k``, each of shape (documents + 1,), where the documents of
+            one row begin and the last one ends, and ``seq_idx``, (batch, n), an id of each token's document.
+        like: a tensor of the batch, (batch, ...), on its device.
+        n_q, n_k: the number of queries and keys.
+
+    Raises:
+        InputError, TypeError, ValueError: unless they fit the tokens and each other. Values are checked where reading
+            them is cheap.
+    """
+    query_ends, key_ends, seq_idx = (inputs.get(name) for name in PACKED)
+    if seq_idx is not None:
+        check_tensor("seq_idx", seq_idx, INTEGER, {"batch": None, "n": None})
+    if query_ends is None and key_ends is not None:
+        raise InputError("cu_seq_lens_k", "expected cu_seq_lens_q too, got None")
+    ids = seq_idx
+    if query_ends is not None:
+        check_seqlens("cu_seq_lens_q", query_ends, "input_ids", n_k, like)
+        ids = find_sequences(torch.arange(n_k, device=query_ends.device), query_ends)[None]
+        other_ends = None if key_ends is query_ends else key_ends
+        if other_ends is not None and can_read(query_ends) and not torch.equal(query_ends, other_ends):
+            raise InputError("cu_seq_lens_k", f"expected the numbers of cu_seq_lens_q, got {short_repr(other_ends)}")
+        if seq_idx is not None and can_read(seq_idx) and not torch.equal(seq_idx.diff() != 0, ids.diff() != 0):
+            raise InputError("seq_idx", "expected the documents of cu_seq_lens_q, got others")
+    if ids is not None and (n_q != n_k or ids.shape != (len(like), n_k)):
+        name, expected = ("seq_idx", "(batch, n)") if query_ends is None else ("cu_seq_lens_q", "one row")
+        raise InputError(name, f"it needs {expected} and no cache, got {len(like)} rows, {n_q} queries and {n_k} keys")
+    return ids

@@ -9,8 +9,8 @@ from torch import nn
 from transformers import DataCollatorWithFlattening
 
 from ..errors import InputError
-from ..kernels.varlen import PACKED
 from .attachment.trial_run import copy_without_hooks
+from .inputs import PACKED
 
 Model = TypeVar("Model", bound=nn.Module)
 

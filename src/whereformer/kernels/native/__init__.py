@@ -117,9 +117,7 @@ class CallStruct:
     Args:
         parts: see :func:`num_parts`.
         inputs: the tensors that the backward gets besides the call; None in the forward.
-        gradient_buffers: the memory for gradients, by name. For tables it is (batch parts, row parts, heads, ...); for
-            keys, values and other inputs with a row per key (row parts, batch, ...); for queries and other inputs with
-            a row per query (batch, ...). For ``dense`` it is like the input, and begins as zeros.
+        gradient_buffers: the memory for gradients, by name, with the axes of :func:`_new_gradient_buffers`.
 
     Attributes:
         struct: the struct that the kernel reads; valid while the tensors behind its addresses live.
@@ -198,6 +196,7 @@ class CallStruct:
         copies = [(indices[id(tensor)], convert) for _, tensor, convert in self.copies]
         value, seed = indices[id(call.value)], None if call.seed is None else indices[id(call.seed)]
         layouts = [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in outputs]
+        threads_word, seed_word = _index("threads"), _index("seed")
         template, dense = array("q", bytes(self.struct)), names.index("dense") if "dense" in names else None
 
         def replay(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -210,9 +209,9 @@ class CallStruct:
                 known.append(convert(known[index]))
             for word, index, start in addresses:
                 words[word] = known[index].data_ptr() + start
-            words[_THREADS] = torch.get_num_threads()
+            words[threads_word] = torch.get_num_threads()
             if seed is not None:
-                words[_SEED] = int(tensors[seed])
+                words[seed_word] = int(tensors[seed])
             compute(words.buffer_info()[0])
             return outputs
 
@@ -266,9 +265,6 @@ class CallStruct:
                 listed = self._convert(positions, partial(_as_contiguous, None))
             self._set_address(name, listed)
             setattr(struct, f"{name}_stride", listed.shape[-1] if listed.dim() == 2 and len(listed) > 1 else 0)
-
-
-_THREADS, _SEED = _index("threads"), _index("seed")
 
 
 def _as_contiguous(positions: Positions | None, tensor: Tensor) -> Tensor:
@@ -338,7 +334,7 @@ class Native(Backend):
 
 
 def _new_gradient_buffers(call: Call, grad_names: Sequence[str], parts: tuple[int, int]) -> dict[str, Tensor]:
-    """Allocate the memory that the kernel fills, by name."""
+    """Allocate the memory that the kernel fills, by name; call.h describes it."""
     batch_parts, row_parts = parts
     buffers = {}
     for name in grad_names:

@@ -66,11 +66,7 @@ def is_current(folder: Path, target: Path) -> bool:
 
 
 def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
-    """Compile the sources, move the library to its file, and return a line about the build.
-
-    Args:
-        folder: the folder of ``library.cpp`` and ``attention.cpp``.
-        target: the library's file.
+    """Compile ``library.cpp`` and ``attention.cpp`` of a folder to the file ``target``, and return a line about that.
 
     Raises:
         BuildError: if it cannot be compiled or written. An older library does not change then.

@@ -83,8 +83,7 @@ inline bool has_few_queries(const Call& c) {
   return !c.backward && c.n_q * (c.heads / c.key_heads) <= (!cached ? 8 : bytes == 2 ? 2 : 4);
 }
 // The parts of the keys that few queries attend to one by one: enough for most processors' cores, and so short that
-// they stay in a core's cache for all heads that share them. It does not depend on the number of threads, so neither do
-// the sums.
+// they stay in a core's cache for all heads that share them. They do not depend on threads, so neither do the sums.
 inline int64_t key_parts_of(const Call& c) {
   constexpr int64_t keys = 1024, tasks = 8;  // the fewest keys of a part; _TASKS of __init__.py
   if (!has_few_queries(c) || c.n_k < 2 * keys) return 1;

@@ -27,13 +27,7 @@ class LoadedLibrary(NamedTuple):
 
 
 def find_library(folder: Path, path: Path, environment: Mapping[str, str]) -> LoadedLibrary | str:
-    """Load a library, or return in one line why it cannot be used.
-
-    Args:
-        folder: the folder of its sources.
-        path: the library's file.
-        environment: the environment variables.
-    """
+    """Load the library at ``path``, of the sources in ``folder``, or return in one line why it cannot be used."""
     if environment.get("WHEREFORMER_NATIVE") == "0":
         return "is switched off by WHEREFORMER_NATIVE=0"
     if not path.exists():

@@ -67,9 +67,8 @@ INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
 INLINE Part<double> larger_part(Part<double> a, Part<double> b) { return a > b ? a : b; }
 
 // e**x for x <= 0 and a little above; NaN for NaN, which is why x comes second where the larger is taken. Below
-// 2**-126, which is nothing beside a row's largest weight of 1, it is zero, because denormals are slow on some
-// processors. The relative error is about 1e-7 near 0, and without fused multiplications grows to 1e-6 where the result
-// is tiny.
+// 2**-126, negligible beside a row's largest weight of 1, it is zero, because denormals are slow on some processors.
+// The relative error is about 1e-7 near 0, and without fused multiplications 1e-6 where the result is tiny.
 INLINE Part<float> exp_part(Part<float> x) {
   constexpr float LOG2E = 1.44269504088896341f;
 #if defined(__AVX512F__)
@@ -104,6 +103,10 @@ template <class E> struct Vec {
   Part<E> p[N];
 };
 #define EACH(E) UNROLL for (int i_ = 0; i_ < Vec<E>::N; i_++)
+// Replaces each part of ``x``, and returns it.
+#define RETURN_EACH(x, part) \
+  EACH(E) x.p[i_] = part;    \
+  return x
 
 template <class E> INLINE Vec<E> load(const E* at) {
   Vec<E> x;
@@ -116,30 +119,12 @@ template <class E> INLINE Vec<E> set(E v) {
   EACH(E) x.p[i_] = Part<E>{} + v;
   return x;
 }
-template <class E> INLINE Vec<E> operator+(Vec<E> x, Vec<E> y) {
-  EACH(E) x.p[i_] += y.p[i_];
-  return x;
-}
-template <class E> INLINE Vec<E> operator-(Vec<E> x, Vec<E> y) {
-  EACH(E) x.p[i_] -= y.p[i_];
-  return x;
-}
-template <class E> INLINE Vec<E> operator*(Vec<E> x, Vec<E> y) {
-  EACH(E) x.p[i_] *= y.p[i_];
-  return x;
-}
-template <class E> INLINE Vec<E> fma(Vec<E> x, Vec<E> y, Vec<E> z) {
-  EACH(E) x.p[i_] = x.p[i_] * y.p[i_] + z.p[i_];
-  return x;
-}
-template <class E> INLINE Vec<E> larger_of(Vec<E> x, Vec<E> y) {
-  EACH(E) x.p[i_] = larger_part(x.p[i_], y.p[i_]);
-  return x;
-}
-template <class E> INLINE Vec<E> exp(Vec<E> x) {
-  EACH(E) x.p[i_] = exp_part(x.p[i_]);
-  return x;
-}
+template <class E> INLINE Vec<E> operator+(Vec<E> x, Vec<E> y) { RETURN_EACH(x, x.p[i_] + y.p[i_]); }
+template <class E> INLINE Vec<E> operator-(Vec<E> x, Vec<E> y) { RETURN_EACH(x, x.p[i_] - y.p[i_]); }
+template <class E> INLINE Vec<E> operator*(Vec<E> x, Vec<E> y) { RETURN_EACH(x, x.p[i_] * y.p[i_]); }
+template <class E> INLINE Vec<E> fma(Vec<E> x, Vec<E> y, Vec<E> z) { RETURN_EACH(x, x.p[i_] * y.p[i_] + z.p[i_]); }
+template <class E> INLINE Vec<E> larger_of(Vec<E> x, Vec<E> y) { RETURN_EACH(x, larger_part(x.p[i_], y.p[i_])); }
+template <class E> INLINE Vec<E> exp(Vec<E> x) { RETURN_EACH(x, exp_part(x.p[i_])); }
 
 // x where ``low <= j + lane < high``, else y
 template <class E> INLINE Vec<E> within(int64_t j, int64_t low, int64_t high, Vec<E> x, Vec<E> y) {
@@ -161,10 +146,7 @@ template <class E> INLINE Vec<E> where(Vec<E> flags, Vec<E> x, Vec<E> y) {
 }
 
 // |x|, and y with the sign of x, which is 0 where x is
-template <class E> INLINE Vec<E> size_of(Vec<E> x) {
-  EACH(E) x.p[i_] = x.p[i_] < Part<E>{} ? -x.p[i_] : x.p[i_];
-  return x;
-}
+template <class E> INLINE Vec<E> size_of(Vec<E> x) { RETURN_EACH(x, x.p[i_] < Part<E>{} ? -x.p[i_] : x.p[i_]); }
 template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
   const Part<E> zero{};
   EACH(E) y.p[i_] = x.p[i_] > zero ? y.p[i_] : x.p[i_] < zero ? -y.p[i_] : zero;

@@ -178,6 +178,9 @@ class TableSums(NamedTuple):
         return torch.cat([self.ends[:, :, 0].unsqueeze(-1), between, self.ends[:, :, 1].unsqueeze(-1)], -1)
 
 
+NO_SUMS = TableSums(None, None)
+
+
 class QueryGradients(NamedTuple):
     """The tensors that receive sums over keys."""
 
@@ -371,9 +374,7 @@ def build_terms(call: Call, products: dict[str, Tensor | None]) -> Terms:
         Products(call.scale, log2_scale, cap, constant(is_scaled_last), constant(precision)),
         TableSpan(first, last),
         bias,
-        _vector_table(call, "key_table", products),
-        _vector_table(call, "query_table", products),
-        _vector_table(call, "value_table", products),
+        *(_vector_table(call, name, products) for name in ("key_table", "query_table", "value_table")),
         level_matrix(call.query_levels),
         level_matrix(call.key_levels),
         pair_matrix(call.dense),

@@ -21,7 +21,6 @@ from .blocks import cdiv, choose_blocks, choose_precision
 from .plan import launch, record
 
 _SUMS_OVER_KEYS = ("query", "query_factors", "query_levels", "key_table_factors", "key_table", "value_table")
-
 _SUMS_OVER_QUERIES = ("key", "value", "key_factors", "key_levels", "query_table", "query_table_factors")
 
 
@@ -203,22 +202,6 @@ _MIN_PAIRS = 2**22
 """Pairs whose gradients are in memory at once if a bias has no diagonals. Calls with large inputs take more."""
 
 
-def _find_diagonals(call: Call, only_between: bool) -> tuple[int, int]:
-    """Return the first and the last diagonal, key index - query index, whose pairs add to the gradient of a bias.
-
-    If ``only_between``, only those whose offsets are between the ends of its table.
-    """
-    assert call.bias is not None
-    lows, highs = [call.min_offset], [call.max_offset]
-    if only_between:
-        lows.append(call.first[0] + 1)
-        highs.append(call.first[0] + call.bias.shape[1] - 2)
-    start, stride = call.affine[2] - call.affine[0], call.affine[3]
-    first = max([1 - call.n_q, *(-((start - low) // stride) for low in lows if low is not None)])
-    last = min([call.n_k - 1, *((high - start) // stride for high in highs if high is not None)])
-    return first, last
-
-
 _GRADIENTS_BY_TABLE = {
     "key_table": ("key_table", "key_table_factors", "query"),
     "query_table": ("query_table", "query_table_factors"),
@@ -280,7 +263,7 @@ class _Backward:
         from .jit.query_gradients import query_gradients
 
         call, blocks, buffers = self.call, choose_blocks("query", self.call), self.gradient_buffers
-        no_sums, meets_query = arguments.TableSums(None, None), call.key_table_factors is None and self.needs("query")
+        meets_query = call.key_table_factors is None and self.needs("query")
         launch(
             query_gradients,
             self.programs * cdiv(call.n_q, blocks.rows),
@@ -289,9 +272,7 @@ class _Backward:
                 arguments.row_matrix(buffers.get("query")),
                 arguments.row_matrix(buffers.get("query_factors")),
                 arguments.level_matrix(buffers.get("query_levels")),
-                self.sums.get("key_table", no_sums),
-                self.sums.get("value_table", no_sums),
-                self.sums.get("bias", no_sums),
+                *(self.sums.get(name, arguments.NO_SUMS) for name in ("key_table", "value_table", "bias")),
             ),
             arguments.table_matrix(call.key_table if meets_query else None, call),
             *self.last,
@@ -314,7 +295,7 @@ class _Backward:
                 arguments.row_matrix(buffers.get("value"), call.group_size),
                 arguments.row_matrix(buffers.get("key_factors")),
                 arguments.level_matrix(buffers.get("key_levels")),
-                self.sums.get("query_table", arguments.TableSums(None, None)),
+                self.sums.get("query_table", arguments.NO_SUMS),
             ),
             *self.last,
             **blocks.launch_options,
@@ -352,7 +333,16 @@ class _Backward:
 
         call, gradient, sums = self.call, self.gradients["bias"], self.sums.get("bias")
         batch, blocks = call.value.shape[0], choose_blocks("square", call)
-        first, last = _find_diagonals(call, only_between=sums is not None)
+        query_start, _, key_start, stride = call.affine
+        start, length = key_start - query_start, gradient.shape[1]
+        # The first and the last diagonal, key index - query index, whose pairs add to the gradient. If there are sums,
+        # they have the pairs whose offsets are not between the ends of the table.
+        lows, highs = [call.min_offset], [call.max_offset]
+        if sums is not None:
+            lows.append(call.first[0] + 1)
+            highs.append(call.first[0] + length - 2)
+        first = max([1 - call.n_q, *(-((start - low) // stride) for low in lows if low is not None)])
+        last = min([call.n_k - 1, *((high - start) // stride for high in highs if high is not None)])
         # A diagonal of tiles has diagonals of pairs on both sides of its middle.
         low, size = first // blocks.rows, blocks.rows
         count = max(0, last // size + 2 - low) if first <= last else 0
@@ -370,15 +360,14 @@ class _Backward:
                 num_warps=blocks.warps,
                 num_stages=blocks.stages,
             )
-        query_start, _, key_start, stride = call.affine
         launch(
             finish_bias,
-            call.heads * cdiv(gradient.shape[1], arguments.BIAS_COLUMNS),
+            call.heads * cdiv(length, arguments.BIAS_COLUMNS),
             gradient,
             out,
             None if sums is None else sums.ends,
-            call.first[0] - (key_start - query_start) - low * size * stride,
-            *(gradient.shape[1], count, parts, batch, call.heads, call.n_q),
+            call.first[0] - start - low * size * stride,
+            *(length, count, parts, batch, call.heads, call.n_q),
             STRIDE=stride,
             BLOCK=size,
             num_warps=1,

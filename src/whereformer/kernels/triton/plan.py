@@ -50,10 +50,8 @@ def record(compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tens
     """Run ``compute``; return its result and a function that replays it on other inputs, or None if it cannot be
     replayed, because the work depends on numbers in tensors.
 
-    The function itself returns None while a profiler has hooks in Triton's launches: then it must not be used.
-
-    Args:
-        inputs: a separate object for each, even if two are the same tensor, because in later calls they may be two.
+    The function itself returns None while a profiler has hooks in Triton's launches: then it must not be used. Each of
+    the ``inputs`` is a separate object, even if two are the same tensor, because in later calls they may be two.
     """
     device = inputs[0].device
     # Triton launches on the current device.
@@ -85,19 +83,10 @@ class _Address(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of a plan: an operation, a launch or ``return``.
+    """A line of a plan: an operation, a launch or ``return``."""
 
-    Args:
-        parts: the line in Python; addresses are written when the memory is divided.
-        tensors: the names of the tensors that it uses, except for addresses.
-    """
-
-    parts: Sequence[str | _Address]
-    tensors: Sequence[str]
-
-    def render(self, blocks: Mapping[str, _Address]) -> str:
-        """Return the line in Python; see :class:`_Address`."""
-        return "".join([part if isinstance(part, str) else part.render(blocks) for part in self.parts])
+    parts: Sequence[str | _Address]  # the line in Python; addresses are written when the memory is divided
+    tensors: Sequence[str]  # the names of the tensors that it uses, except for addresses
 
 
 class _Allocation(NamedTuple):
@@ -111,10 +100,8 @@ class _Recorder(TorchDispatchMode):
     """Notes torch operations and launches as lines.
 
     The line of an allocation or a view is written where the tensor is first used. If only launches use allocations,
-    those freed at the same line share one allocation, and so do all small ones.
-
-    Args:
-        inputs: the call's tensors; all others have to be made while it records.
+    those freed at the same line share one allocation, and so do all small ones. The ``inputs`` are the call's tensors;
+    all others have to be made while it records.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -198,7 +185,7 @@ class _Recorder(TorchDispatchMode):
             body += [f"{name} = {self.allocations.pop(name).code}" for name in used if name in self.allocations]
             body += [f"{name}_ptr = {name}.data_ptr()" for name in pointers if name not in with_pointers]
             with_pointers.update(pointers)
-            body.append(line.render(blocks))
+            body.append("".join([part if isinstance(part, str) else part.render(blocks) for part in line.parts]))
             # Later allocations may use the memory.
             dead = [name for name in used if last[name] == index < len(lines) - 1]
             body += [f"del {', '.join(dead)}"] if dead else []
@@ -231,9 +218,14 @@ class _Recorder(TorchDispatchMode):
         from triton.runtime import driver
 
         inputs, index = ", ".join(self.inputs), self.constants["device"].index or 0
-        hooks = "launch_enter_hook", "launch_exit_hook"
+
+        def is_profiled() -> bool:
+            # A hook is None, a function, or a chain of functions.
+            hooks = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
+            return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)
+
         self.constants |= {
-            "is_profiled": lambda: any(_is_active(getattr(knobs.runtime, hook)) for hook in hooks),
+            "is_profiled": is_profiled,
             "get_device": driver.active.get_current_device,
             "get_stream": driver.active.get_current_stream,
             "on_device": torch.cuda.device,
@@ -295,11 +287,6 @@ class _Recorder(TorchDispatchMode):
             return f"[{', '.join(map(self._render, value))}]"
         is_literal = value is None or type(value) in (bool, int)
         return repr(value) if is_literal else self._add_constant(type(value).__name__, value)
-
-
-def _is_active(hook: Any) -> bool:
-    """Whether a launch hook of Triton does anything: it is None, a function, or a chain of functions."""
-    return hook is not None and bool(getattr(hook, "calls", True))
 
 
 @lru_cache(1024)

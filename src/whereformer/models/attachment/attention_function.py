@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from ...errors import InputError, short_repr
-from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights, varlen
+from ...kernels import DenseBias, OffsetBias, Term, attention, attention_and_weights
+from ..inputs import packed_document_ids
 from .hooks import NAME, LayerInput
 from .masks import Mask, MaskSpec, make_mask_spec
 
@@ -127,7 +128,8 @@ def mask_spec_for(
     else:
         mask_spec = MaskSpec(n_k, matrix=mask)
     layer: LayerInput | None = options.get("whereformer")
-    documents = (layer.forward if layer else varlen).packed_document_ids(options, query, query.shape[2], n_k)
+    find_documents = layer.forward.packed_document_ids if layer else packed_document_ids
+    documents = find_documents(options, query, query.shape[2], n_k)
     return mask_spec if documents is None else replace(mask_spec, documents=documents)
 
 

@@ -18,10 +18,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from ...errors import InputError
 from ...kernels import Positions
 from ...kernels.tracing import can_read
-from ...kernels.varlen import PACKED, packed_document_ids
 from ...positions import PositionMethod, Site
 from ...positions.none import NoPosition
-from ..inputs import CACHE
+from ..inputs import CACHE, PACKED, packed_document_ids
 from .caches import RotatingCache
 from .masks import MaskSpec, texts_by_positions
 

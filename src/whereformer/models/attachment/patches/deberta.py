@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetKeys, OffsetQueries, Term
-from ....kernels.varlen import PACKED
+from ...inputs import PACKED
 from ..patched_forward import PatchedForward, project_heads, split_heads
 
 

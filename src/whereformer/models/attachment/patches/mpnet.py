@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ....errors import InputError
 from ....kernels import OffsetBias
-from ....kernels.varlen import PACKED
+from ...inputs import PACKED
 from ..patched_forward import PatchedForward, project_heads
 
 MAX_DISTANCE = 128
