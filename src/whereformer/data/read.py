@@ -54,12 +54,9 @@ def name_file(field: str, file: Path) -> Iterator[None]:
 
 
 def read_lines(field: str, file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, without line ends.
+    """Yield the lines of a text file, without line ends. If it can't be read or is not UTF-8, raise an InputError.
 
     Only a line feed ends a line, because other separators may occur within a sentence.
-
-    Raises:
-        InputError: if the file can't be read or is not UTF-8; the message names the line.
     """
     with name_file(field, file), file.open("rb") as data:
         yield from decode_lines(field, str(file), data)
