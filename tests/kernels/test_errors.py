@@ -151,8 +151,23 @@ def test_weights_check_their_input_too():
 @pytest.mark.parametrize("function", [attention_weights, explain])
 @pytest.mark.parametrize("name", ["softcaps", "sink_tokens"])
 def test_functions_with_the_same_options_refuse_others(function, name):
-    with pytest.raises(TypeError, match=rf"^{name}: {function.__name__} has no such argument"):
+    with pytest.raises(TypeError, match=rf"^{name}: not an argument of {function.__name__}"):
         function(**FITTING, **{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("is_causal", "write causal=True"),
+        ("attn_mask", "write key_mask=, .*DenseBias"),
+        ("dropout", "write dropout_p="),
+        ("enable_gqa", "leave it out"),
+        ("causl", "did you mean 'causal'"),
+    ],
+)
+def test_arguments_of_other_libraries_have_an_answer(name, advice):
+    with pytest.raises(TypeError, match=f"^{name}: not an argument of attention; {advice}"):
+        attention(**FITTING, **{name: None})
 
 
 def test_explain_knows_that_logs_of_sums_change_the_backend():

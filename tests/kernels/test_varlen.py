@@ -228,7 +228,11 @@ WRONG = {
         {"key": rows(5), "value": rows(5)},
         "cu_seqlens_k: needed, because query has 4 rows and value has 5",
     ),
-    "key mask": ({"key_mask": torch.ones(1, 4).bool()}, "key_mask: attention_varlen has no such argument"),
+    "key mask": (
+        {"key_mask": torch.ones(1, 4).bool()},
+        "key_mask: not an argument of attention_varlen; sequences",
+    ),
+    "flash attention's length": ({"max_seqlen_q": 4}, "max_seqlen_q: not an argument of attention_varlen; leave it"),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},
         "query_positions: expected a tensor of numbers, got Positions",
@@ -241,7 +245,7 @@ WRONG = {
         {"terms": [OffsetBias(torch.ones(2, 3), 0, 2)]},
         "OffsetBias.step: expected 1 for sequences without padding, got 2",
     ),
-    "an unknown option": ({"sink_tokens": 0.1}, "sink_tokens: attention_varlen has no such argument"),
+    "an unknown option": ({"sink_tokens": 0.1}, "sink_tokens: not an argument of attention_varlen"),
 }
 
 

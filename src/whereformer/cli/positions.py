@@ -29,14 +29,13 @@ class ListPositions(WithPlugin):
 
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
-
     measure: Path | None = None
     """The folder of a finished `whereformer compare`, of masked language models. With several seeds, medians decide
     "inductive", and the rest is measured with the first."""
 
     def run(self, console: Console) -> None:
         """Print the table of methods, or of their measured properties."""
-        from ..errors import InputError, suggest
+        from ..errors import InputError
 
         if self.measure is not None:
             from rich.progress import Progress
@@ -50,14 +49,13 @@ class ListPositions(WithPlugin):
         from rich.table import Table
         from rich.text import Text
 
-        from ..positions import ALIASES, METHODS, describe, method_class, position_names
+        from ..positions import ALIASES, describe, method_class, position_names, suggest_methods
         from ..positions.base import ACTS_ON
 
         names = position_names(self.pattern)
         if not names:
-            raise InputError(
-                None, f"no method has a name such as {self.pattern!r}{suggest(self.pattern or '', METHODS)}"
-            )
+            hint = suggest_methods(self.pattern or "")
+            raise InputError(None, f"no method has a name such as {self.pattern!r}{hint}")
         groups: dict[str, list[str]] = {}
         for name in names:
             changed = [on for on in ACTS_ON if on in method_class(name).acts_on]

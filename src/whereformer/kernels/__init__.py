@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
 
 from torch import Tensor
 
+from ..errors import suggest
 from . import reference, sdpa, varlen
 from .backend_choice import OPERATORS, BackendChoice, choose_backend, explain_choice
 from .bounded_cache import remember
@@ -265,13 +266,32 @@ def explain(
     return explain_choice(make_call(query, key, value, terms, return_lse=return_lse, **options), backend)
 
 
+_OTHER_NAMES = {
+    "is_causal": "write causal=True",
+    **dict.fromkeys(("attn_mask", "mask", "attention_mask"), "write key_mask=, window= or the term DenseBias"),
+    "key_padding_mask": "write key_mask=~key_padding_mask",
+    **dict.fromkeys(("dropout", "attn_dropout"), "write dropout_p="),
+    **dict.fromkeys(("softmax_scale", "scaling"), "write scale="),
+    "window_size": "write window=",
+    **dict.fromkeys(("logits_soft_cap", "logit_cap"), "write softcap="),
+    "alibi_slopes": "write the term DistanceDecay",
+    "enable_gqa": "leave it out, since keys may always have fewer heads",
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "leave it out, since cu_seqlens_q and cu_seqlens_k suffice"),
+}
+"""For arguments of other libraries, what to write instead."""
+_NOT_PACKED = dict.fromkeys(("key_mask", "attn_mask", "mask", "attention_mask"), "sequences have no padding to mask")
+"""The same for packed sequences."""
+
+
 def _check_names(
     function: str, options: Mapping[str, Any], known: Collection[str] = CallOptions.__optional_keys__
 ) -> None:
     """Raise a TypeError for an option that a function does not have. The message names the function."""
     for name in options:
         if name not in known:
-            raise TypeError(f"{name}: {function} has no such argument")
+            advice = _OTHER_NAMES if "key_mask" in known else _OTHER_NAMES | _NOT_PACKED
+            hint = f"; {advice[name]}" if name in advice else suggest(name, known)
+            raise TypeError(f"{name}: not an argument of {function}{hint}")
 
 
 @show_options(CallOptions)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
@@ -18,14 +19,30 @@ from ..kernels.tracing import can_read
 from ..positions import check_name
 
 
+def check_tensor(name: str, value: object) -> None:
+    """Raise an InputError that names the argument, and says how to make a tensor of the value, unless it is one."""
+    if isinstance(value, Tensor):
+        return
+    text, hint = short_repr(value), ""
+    if isinstance(value, Mapping):
+        text, hint = type(value).__name__, "; write model(**batch)"
+    elif isinstance(value, str) or (isinstance(value, list | tuple) and value and isinstance(value[0], str)):
+        hint = "; tokenizer(text, return_tensors='pt') makes tensors of text"
+    elif hasattr(value, "__len__"):
+        hint = f"; torch.tensor({name}) makes one"
+    raise InputError(name, f"expected a tensor, got {text}{hint}")
+
+
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
-    """Raise an InputError that names the argument unless the tensor has the expected shape."""
+    """Raise an InputError that names the argument unless it is a tensor of the expected shape."""
+    check_tensor(name, tensor)
     if tensor.shape != expected:
         raise InputError(name, f"expected shape {tuple(expected)}, got {tuple(tensor.shape)}")
 
 
 def check_positions(name: str, positions: Tensor, batch: int, length: int) -> None:
     """Raise an InputError that names the argument unless every token has a position."""
+    check_tensor(name, positions)
     shape = positions.shape
     # Comparing shapes of different dimensions would compare unrelated symbolic sizes.
     rows = shape[0] == batch or shape[0] == 1 if positions.dim() in (2, 3) else positions.dim() == 1
@@ -34,10 +51,34 @@ def check_positions(name: str, positions: Tensor, batch: int, length: int) -> No
 
 
 def check_integers(name: str, numbers: Tensor) -> Tensor:
-    """Return integers as int64; other dtypes raise an InputError that names the argument."""
+    """Return integers as int64; anything else raises an InputError that names the argument."""
+    check_tensor(name, numbers)
     if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype is torch.bool:
         raise InputError(name, f"expected integers, got {numbers.dtype}")
     return numbers.long()
+
+
+def name_index_error(name: str, ids: Tensor, size: int, look_up: Callable[[], Tensor]) -> Tensor:
+    """Return ``look_up()``. If it fails on the CPU because an id is not one of 0 .. size - 1, raise an InputError.
+
+    So no check delays a call with valid ids. Labels of -100 count as valid next to others that are not.
+    """
+    if not can_read(ids):
+        return look_up()
+    try:
+        return look_up()
+    except IndexError:
+        wrong = ids[(ids < 0) | (ids >= size)]
+        if not wrong.numel():
+            raise
+        raise InputError(name, f"expected integers from 0 to {size - 1}, got {int(wrong.max())}") from None
+
+
+def classification_loss(logits: Tensor, labels: Tensor, **options: Any) -> Tensor:
+    """Return torch's cross-entropy of logits (tokens, classes) and labels (tokens,); its errors name the labels."""
+    return name_index_error(
+        "labels", labels, logits.shape[-1], lambda: functional.cross_entropy(logits, labels, **options)
+    )
 
 
 def to_token_mask(mask: Tensor | None) -> Tensor | None:
@@ -68,14 +109,16 @@ def embed_tokens(name: str, embeddings: nn.Module, width: int, ids: Tensor | Non
     if (ids is None) == (embedded is None):
         raise ValueError(f"{name} and {embedded_name}: pass exactly one of them")
     if embedded is not None:
+        check_tensor(embedded_name, embedded)
         if embedded.dim() != 3 or embedded.shape[-1] != width:
             raise InputError(embedded_name, f"expected shape (batch, n, {width}), got {tuple(embedded.shape)}")
         return embedded
     assert ids is not None
+    check_tensor(name, ids)
     if ids.dim() != 2:
         raise InputError(name, f"expected shape (batch, n), got {tuple(ids.shape)}")
-    states: Tensor = embeddings(ids)
-    return states
+    # A module in the table's place may have any size.
+    return name_index_error(name, ids, getattr(embeddings, "num_embeddings", MAX_IDS), lambda: embeddings(ids))
 
 
 MAX_WIDTH = 2**20
@@ -166,16 +209,6 @@ class StrictConfig(PreTrainedConfig):
             check_choice(name, getattr(self, name), choices)
         for name in self.activations:
             check_choice(name, getattr(self, name), ACT2FN)
-        self._check_position()
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                reason = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
-                raise InputError("num_attention_heads", reason)
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        super().__post_init__(**kwargs)
-
-    def _check_position(self) -> None:
-        """Check that position methods exist, each with its options."""
         if not isinstance(self.position_options, dict | None):
             raise InputError("position_options", f"expected a dictionary, got {short_repr(self.position_options)}")
         self.position_options = self.position_options or {}
@@ -184,6 +217,12 @@ class StrictConfig(PreTrainedConfig):
             check_name(self.position, self.position_options)
         except (InputError, TypeError) as error:
             raise InputError("position_options", str(error)) from None
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                reason = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
+                raise InputError("num_attention_heads", reason)
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -17,11 +17,19 @@ from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
-from .checks import OneDeviceModel, check_integers, check_positions, check_shape, embed_tokens, to_token_mask
+from .checkpoints.loading import LoadingReport
+from .checks import (
+    OneDeviceModel,
+    check_integers,
+    check_positions,
+    check_shape,
+    embed_tokens,
+    name_index_error,
+    to_token_mask,
+)
 from .config import EncoderConfig
 from .inputs import EncoderInputs, accepts, is_requested
 from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
-from .loading_report import LoadingReport
 from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:
@@ -50,7 +58,8 @@ class Embeddings(nn.Module):
         if self.token_type is not None:
             # BERT's default is type 0 for every token.
             types = words.new_zeros((), dtype=torch.int64) if token_type_ids is None else token_type_ids
-            hidden = hidden + self.token_type(types)
+            table = self.token_type
+            hidden = hidden + name_index_error("token_type_ids", types, table.num_embeddings, lambda: table(types))
         hidden = position.embed(hidden, positions)
         hidden = self.dropout(self.norm(hidden))
         return hidden if self.projection is None else self.projection(hidden)
@@ -255,11 +264,8 @@ class Encoder(EncoderPreTrainedModel):
         """Check the inputs; return the site of full length, and the documents that are pooled separately."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
-        for name, ids in (
-            ("attention_mask", attention_mask),
-            ("token_type_ids", types),
-            ("document_ids", inputs.get("document_ids")),
-        ):
+        rows = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
+        for name, ids in rows.items():
             if ids is not None:
                 check_shape(name, ids, shape)
         if positions is not None:

@@ -7,7 +7,6 @@ from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
@@ -15,7 +14,7 @@ from ..errors import InputError
 from ..kernels import Positions
 from ..positions import PositionMethod, Site
 from ..positions.none import NoPosition
-from .checks import OneDeviceModel, check_integers, check_shape, embed_tokens, to_token_mask
+from .checks import OneDeviceModel, check_integers, check_shape, classification_loss, embed_tokens, to_token_mask
 from .inputs import CACHE, Seq2SeqInputs, SourceInputs, accepts, is_requested
 from .layers import Attention, Layer, build_position_for, can_share
 from .seq2seq_config import Seq2SeqConfig
@@ -264,12 +263,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
         with_weights = is_requested("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
-            words,
-            to_token_mask(decoder_attention_mask),
-            source,
-            to_token_mask(attention_mask),
-            cache,
-            with_weights,
+            words, to_token_mask(decoder_attention_mask), source, to_token_mask(attention_mask), cache, with_weights
         )
         logits = self.head(states[-1])
         return Seq2SeqLMOutput(
@@ -329,6 +323,6 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
         check_shape("labels", labels, tuple(logits.shape[:2]))
         smoothing = self.config.label_smoothing if self.training else 0.0
         logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
-        total = functional.cross_entropy(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
+        total = classification_loss(logits, labels.flatten(), reduction="sum", label_smoothing=smoothing)
         # A batch, or a device's part of it, may have no label; its loss is then 0.
         return total / torch.as_tensor((labels != -100).sum() if count is None else count).clamp(min=1)
