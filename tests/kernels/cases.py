@@ -186,8 +186,8 @@ def check_operators(operators, call, **opcheck):
     """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
     plain = call.arguments()
     leaves = [
-        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
-        for argument in plain
+        value.clone().requires_grad_(value.is_floating_point()) if isinstance(value, torch.Tensor) else value
+        for value in plain
     ]
     torch.library.opcheck(operators.forward, leaves, **opcheck)
     with unwritten_memory_is_nan():
