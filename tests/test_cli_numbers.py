@@ -13,7 +13,8 @@ KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positio
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
     "translate train": ["--data", "x", "y"],
-    **{name: ["x"] for name in ("translate run", "analyze", "extend", "check")},
+    "check": ["x.py:f"],
+    **{name: ["x"] for name in ("translate run", "analyze", "extend")},
 }
 """What some commands can't do without."""
 

@@ -186,8 +186,10 @@ def check_operators(operators, call, **opcheck):
     """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
     plain = call.arguments()
     leaves = [
-        value.clone().requires_grad_(value.is_floating_point()) if isinstance(value, torch.Tensor) else value
-        for value in plain
+        argument.clone().requires_grad_(argument.is_floating_point())
+        if isinstance(argument, torch.Tensor)
+        else argument
+        for argument in plain
     ]
     torch.library.opcheck(operators.forward, leaves, **opcheck)
     with unwritten_memory_is_nan():

@@ -110,11 +110,7 @@ class TokenizerChoice:
 
     @cached_property
     def setting(self) -> str:
-        """The entry for the tokenizer in a run's settings.
-
-        Raises:
-            InputError: if ``path`` has no tokenizer.
-        """
+        """The entry for the tokenizer in a run's settings; an InputError if ``path`` has no tokenizer."""
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
         backend = load_tokenizer(self.path).backend_tokenizer

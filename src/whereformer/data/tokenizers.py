@@ -166,12 +166,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
-    """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
+    """Raise an InputError for ``data`` if most tokens of a text are unknown or otherwise special: nothing to learn.
 
     ``counts``, (tokens,), says how often each token occurs in the text.
-
-    Raises:
-        InputError: for ``data``, with the share of unknown tokens.
     """
     special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
     total = int(counts.sum())
@@ -195,11 +192,5 @@ def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabular
     if num_ordinary < 2:
         expected = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}"
         raise InputError(field, f"{expected}, got {num_ordinary}")
-    return Vocabulary(
-        max(ids) + 1,
-        tokenizer.pad_token_id,
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        tokenizer.mask_token_id,
-        special,
-    )
+    pad, _, cls, sep, mask = (getattr(tokenizer, f"{role}_id") for role in ROLES)
+    return Vocabulary(max(ids) + 1, pad, cls, sep, mask, special)

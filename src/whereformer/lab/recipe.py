@@ -150,17 +150,12 @@ class Recipe(WithPlugin):
         return ()
 
     def check(self) -> None:
-        """Check options that depend on each other. It does not import torch.
-
-        Raises:
-            InputError: if they do not fit each other.
-        """
+        """Raise an InputError for options that do not fit each other. It does not import torch."""
 
     def resolve(self) -> Self:
         """Return the recipe with abbreviations written out, such as all methods for "all". It may import torch.
 
-        Raises:
-            InputError: if an option names something that does not exist.
+        An option that names something that does not exist raises an InputError.
         """
         return self
 

@@ -264,11 +264,8 @@ class Encoder(EncoderPreTrainedModel):
         """Check the inputs; return the site of full length, and the documents that are pooled separately."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
-        for name, ids in (
-            ("attention_mask", attention_mask),
-            ("token_type_ids", types),
-            ("document_ids", inputs.get("document_ids")),
-        ):
+        rows = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
+        for name, ids in rows.items():
             if ids is not None:
                 check_shape(name, ids, shape)
         if positions is not None:

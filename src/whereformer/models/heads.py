@@ -108,11 +108,9 @@ class MaskedLMHead(Transform):
     def __init__(self, config: EncoderConfig) -> None:
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
-            raise InputError(
-                "lm_head",
-                f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use lm_head='bert'",
-            )
+            sizes = f"hidden_size {config.hidden_size} and embedding_size {config.embedding_size}"
+            reason = f"'tied' needs hidden states as wide as the embeddings, got {sizes}; use lm_head='bert'"
+            raise InputError("lm_head", reason)
         super().__init__(config, config.hidden_act if bert else None, config.embedding_size, norm=bert)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
@@ -295,13 +293,8 @@ class EncoderForSequenceClassification(EncoderWithHead):
         if config.causal and config.classifier_pooling == "cls":
             reason = "expected 'mean' with causal=True, where the first token sees no other token, got 'cls'"
             raise InputError("classifier_pooling", reason)
-        self.classifier = ClassifierHead(
-            config,
-            config.classifier_act,
-            config.num_labels,
-            norm=config.classifier_norm,
-            dropout=classifier_dropout(config),
-        )
+        dropout, norm = classifier_dropout(config), config.classifier_norm
+        self.classifier = ClassifierHead(config, config.classifier_act, config.num_labels, norm=norm, dropout=dropout)
         self.post_init()
 
     def predict(

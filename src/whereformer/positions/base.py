@@ -341,9 +341,8 @@ class PositionMethod(nn.Module):
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
-            raise InputError(
-                "query", f"the method was built for {heads} heads of width {width}, got {tuple(query.shape)}"
-            )
+            shape = tuple(query.shape)
+            raise InputError("query", f"the method was built for {heads} heads of width {width}, got {shape}")
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
         needs_all_heads = [
@@ -360,14 +359,12 @@ class PositionMethod(nn.Module):
         self._embed_called = True
         if "embeddings" in self.acts_on:
             names = [type(method).__name__ for method in self.components() if "embeddings" in method.acts_on]
-            warnings.warn(
-                f"{' and '.join(names)} acts on the embeddings, but embed was never called; before the first layer, "
-                "use hidden = position.embed(hidden, positions)",
-                stacklevel=3,
-            )
+            message = f"{' and '.join(names)} acts on the embeddings, but embed was never called"
+            advice = "before the first layer, use hidden = position.embed(hidden, positions)"
+            warnings.warn(f"{message}; {advice}", stacklevel=3)
 
     def overrides_transform_qkv(self) -> bool:
-        """Return whether the method may change query, key or value."""
+        """Return whether the method changes query, key or value other than by its ``query_factor``."""
         return type(self).transform_qkv is not PositionMethod.transform_qkv
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
@@ -382,11 +379,8 @@ class PositionMethod(nn.Module):
     def check_layer(self, layer: int, name: str = "layer") -> None:
         """Raise an InputError that names the argument for a layer that the method was not built for."""
         if not 0 <= layer < self.model.num_layers:
-            raise InputError(
-                name,
-                f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
-                "pass num_layers to build_position",
-            )
+            reason = f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0"
+            raise InputError(name, f"{reason}; pass num_layers to build_position")
 
     def check_axes(self, name: str, positions: PositionsLike, sizes: tuple[int, int] | None = None) -> None:
         """Raise an InputError that names the argument for positions (batch, n, axes) that the method does not accept.
@@ -409,10 +403,9 @@ class PositionMethod(nn.Module):
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise an InputError if a layer's input has the wrong width, for methods that read it."""
-        if hidden.dim() != 3 or hidden.shape[2] != self.model.hidden_size:
-            raise InputError(
-                "hidden", f"expected (batch, n_q, hidden_size {self.model.hidden_size}), got {tuple(hidden.shape)}"
-            )
+        width = self.model.hidden_size
+        if hidden.dim() != 3 or hidden.shape[2] != width:
+            raise InputError("hidden", f"expected (batch, n_q, hidden_size {width}), got {tuple(hidden.shape)}")
 
     def reset_parameters(self) -> None:
         """Draw the initial values, only through ``torch.nn.init``: loaders switch it off to keep loaded weights."""
@@ -465,7 +458,12 @@ class PositionMethod(nn.Module):
         Float[Tensor, "batch key_heads n_k head_dim"],
         Float[Tensor, "batch key_heads n_k head_dim"],
     ]:
-        """Change projected query, key and value, each of shape (batch, heads, n, head_dim), in every layer."""
+        """Change projected query, key and value, each of shape (batch, heads, n, head_dim), in every layer.
+
+        By default, a method that ``scales_query`` multiplies the query by its factor, and others change nothing.
+        """
+        if self.scales_query:
+            query = (query * self.query_factor(query, site)).to(query.dtype)
         return query, key, value
 
     def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], site: Site) -> tuple[Term, ...]:

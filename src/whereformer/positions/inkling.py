@@ -86,11 +86,6 @@ class Inkling(PositionMethod):
         n = count_visible_keys(site, causal=self.model.causal, device=query.device).to(float_dtype(query))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
 
-    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        if self.scales_query:
-            query = (query * self.query_factor(query, site)).to(query.dtype)
-        return query, key, value
-
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
         first, last = self.get_shared(site)

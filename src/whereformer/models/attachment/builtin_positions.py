@@ -103,9 +103,8 @@ class BiasTableHook:
             bidirectional=not module.is_decoder,
             num_buckets=module.relative_attention_num_buckets,
             max_distance=max_distance,
-        ).tolist()
-        self.first = -max_distance
-        self.buckets = tuple(buckets)
+        )
+        self.first, self.buckets = -max_distance, tuple(buckets.tolist())
 
     def __call__(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         bias = kwargs.get("position_bias")

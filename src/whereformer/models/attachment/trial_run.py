@@ -65,9 +65,7 @@ MODEL_HOOK_PACKAGES = (__name__.partition(".")[0], "transformers.utils.output_ca
 def copy_without_hooks(model: Module, memo: dict[int, Any]) -> Module:
     """Return a copy of a model with the hooks that belong to the model, but without hooks that its user registered.
 
-    Args:
-        model: the model; its hooks do not change.
-        memo: the memo of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
+    ``memo`` is the argument of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
     """
     hook_dicts = [vars(module)[name] for module in model.modules() for name in HOOKS]
     memo |= {id(hooks): OrderedDict() for hooks in hook_dicts}
@@ -148,11 +146,7 @@ class Example(NamedTuple):
 
 
 def run_first_example(
-    model: PreTrainedModel,
-    rows: int,
-    length: int,
-    cached: bool = False,
-    before: Callable[[], object] = lambda: None,
+    model: PreTrainedModel, rows: int, length: int, cached: bool = False, before: Callable[[], object] = lambda: None
 ) -> tuple[Example, list[ModelOutput]]:
     """Run a model on the first of its examples that it accepts.
 

@@ -137,14 +137,11 @@ class Family(NamedTuple):
             prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
         else:
             prefixes = self.layers(config)
-        layer_parts = {
-            **{f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)},
-            **self.layer,
-        }
+        projections = {f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)}
         parts = {
             f"layers.{layer}.{ours}": prefix + theirs
             for layer, prefix in enumerate(prefixes)
-            for ours, theirs in layer_parts.items()
+            for ours, theirs in {**projections, **self.layer}.items()
         }
         if config.embedding_projection or config.embedding_size != config.hidden_size:
             parts["embeddings.projection"] = self.projection
@@ -153,13 +150,12 @@ class Family(NamedTuple):
 
     def head_names(self, task: Task | None = None) -> dict[str, tuple[str, ...]]:
         """Return our name of each tensor of a task's head and of the pooler, with their names; None: of all heads."""
-        return _tensors(
-            {
-                ours: theirs
-                for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
-                if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
-            }
-        )
+        parts = {
+            ours: theirs
+            for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
+            if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
+        }
+        return _tensors(parts)
 
 
 def _tensors(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:

@@ -123,9 +123,7 @@ def shape_error(name: str, shape: torch.Size, expected: torch.Size) -> InputErro
 def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
     """Build a model without memory, and compare its shapes with a checkpoint's, by transformers' rules for names.
 
-    Args:
-        build: builds the model.
-        header: the checkpoint's tensors on the meta device, by name.
+    ``header`` has the checkpoint's tensors on the meta device, by name.
 
     Raises:
         InputError: if a shape differs, or if the model has far more parameters, before all of them are built.

@@ -40,14 +40,10 @@ PATCHES: dict[str, dict[str, Callable[..., object]]] = {
 
 
 def patch_layers(model: PreTrainedModel, undo: Undo, submodels: Collection[PreTrainedModel] | None = None) -> None:
-    """Replace the methods of a model's layers that :data:`PATCHES` names.
+    """Replace the methods of a model's layers that :data:`PATCHES` names; ``undo`` gets the reversal of each change.
 
-    Args:
-        model: the model.
-        undo: gets the reversal of each change.
-        submodels: the models, among the model and those inside it, whose layers are patched; None: all.
+    Only the layers of ``submodels`` are patched, the model itself or models inside it; None: all layers.
     """
-
     for module, owner in owner_by_module(model).items():
         for name, function in _functions(type(module)).items() if submodels is None or owner in submodels else ():
             undo.append(partial(_restore, module, name, vars(module).get(name)))
