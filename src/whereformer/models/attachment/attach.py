@@ -99,9 +99,9 @@ def attach_with_settings(
         InputError: for ``path_or_id``, before memory is allocated, if the method has more values.
     """
     if not isinstance(model, PreTrainedModel):
-        got = type(model).__name__
+        kind = type(model).__name__
         if isinstance(model, str):
-            got = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
+            kind = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
         raise TypeError(f"model: expected a PreTrainedModel of transformers, got {got}")
     if isinstance(model, OneDeviceModel):
         reason = (
