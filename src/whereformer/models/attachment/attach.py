@@ -102,7 +102,7 @@ def attach_with_settings(
         kind = type(model).__name__
         if isinstance(model, str):
             kind = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
-        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {got}")
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {kind}")
     if isinstance(model, OneDeviceModel):
         reason = (
             f"{type(model).__name__} is built with its method: set position={settings.position!r} in its configuration"
