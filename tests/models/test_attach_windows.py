@@ -124,7 +124,7 @@ def test_sinks_of_queries(calls):
     expected = train_step(model, inputs)
     attach(model, "none")
     calls.clear()
-    close(train_step(model, inputs), expected, factor=10)
+    close(train_step(model, inputs), expected, factor=20)
     assert [tuple(call["sinks"].shape) for call in calls if call["sinks"] is not None] == [(3, 4, 12)] * 3
     detach(model)
     attach(model, "tisa")

@@ -202,7 +202,7 @@ def test_another_position_method_in_a_modernbert(tmp_path):
             "modernbert",
             "Model",
             {"hidden_size": 32},
-            "checkpoint: 'embeddings.tok_embeddings.weight' has shape (50, 16)",
+            "checkpoint: expected 'embeddings.tok_embeddings.weight' of shape (50, 32), got (50, 16)",
         ),
         ("modernbert", "Model", {"num_attention_heads": 3}, "num_attention_heads: 3 heads do not divide"),
         (

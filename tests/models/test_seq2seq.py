@@ -303,7 +303,7 @@ def test_writing_beyond_a_table_of_positions_says_so():
     [
         ({"norm": "both"}, r"norm: expected one of post, pre, got 'both'"),
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
-        ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
+        ({"encoder_layers": 0}, "encoder_layers: expected 1 to 1000, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected 0 to 0.99, got 1.0"),
         (
             {"attention_probs_dropout_prob": 1.0},

@@ -240,7 +240,7 @@ def test_a_model_that_is_damaged_is_made_again(text, finished, copy, capsys, nam
     flip(copy / "checkpoints" / "checkpoint-4" / "state.pt")
     assert run(text, copy) == results_of(finished)
     out = capsys.readouterr().out
-    assert f"again: {name.removeprefix('model/')} was changed" in out
+    assert f"{name.removeprefix('model/')} was changed" in out
     assert "checkpoint-4: state.pt was changed" in out
     assert "continuing after step 2 of 6" in out
     assert same(weights(copy), weights(finished))
@@ -392,7 +392,7 @@ def test_a_tracker_that_fails_costs_no_training(call, text, finished, tmp_path, 
 
     setattr(tracker, call, fails_with)
     run(text, tmp_path, "--report-to=wandb")
-    assert capsys.readouterr().out.count("wandb fails, and gets no more numbers: no network") == 1
+    assert capsys.readouterr().out.count("wandb failed, and gets no more numbers: no network") == 1
     assert same(weights(tmp_path), weights(finished))
 
 

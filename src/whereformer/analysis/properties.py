@@ -25,13 +25,10 @@ from .toeplitz import diagonal_sums, fit_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
-
 LENGTHS = (64, 256)
 """The two lengths between which the number of operations may grow."""
-
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
 """The sizes of BERT-base, at which parameters are counted."""
-
 ATTENTION = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
 """The parameters of its attention layers' four projections, to compare with."""
 

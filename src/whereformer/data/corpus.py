@@ -30,10 +30,8 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
 def default_documents() -> list[str]:
     """Return about 2 MB of English that comes with Python: ``pydoc_data.topics`` and the standard library's docstrings.
 
-    The sources are parsed, not imported. The docstrings of a module form one document.
-
-    Raises:
-        InputError: if this Python has neither.
+    The sources are parsed, not imported. The docstrings of a module form one document. If this Python has neither, that
+    is an InputError.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}

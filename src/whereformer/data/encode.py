@@ -52,8 +52,7 @@ def get_or_build(
 
     Args:
         cache: the folder of all such folders.
-        kind: the beginning of the folder's name.
-        key: the texts that decide its content.
+        kind, key: the beginning of the folder's name, and the texts that decide its content.
         fill: writes all files into an empty folder, and returns the facts.
         log: called with a line about each step.
         keeps: returns whether a folder of another version may be used if this version has none.
@@ -110,11 +109,7 @@ class TokenizerChoice:
 
     @cached_property
     def setting(self) -> str:
-        """The entry for the tokenizer in a run's settings.
-
-        Raises:
-            InputError: if ``path`` has no tokenizer.
-        """
+        """The entry for the tokenizer in a run's settings; an InputError if ``path`` has no tokenizer."""
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
         backend = load_tokenizer(self.path).backend_tokenizer

@@ -88,11 +88,7 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
 
 
 def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:
-    """Let a model read the longest row.
-
-    Raises:
-        InputError: for ``max_length``, if it is too long for the model.
-    """
+    """Let a model read the longest row. If it is too long for the model, raise an InputError for ``max_length``."""
     widest = max(splits, key=lambda split: int(split.lengths.max()))
     longest = widest.collate([int(widest.lengths.argmax())])
     del longest["labels"]
@@ -106,11 +102,8 @@ def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Check that a tokenizer fits a model with ``vocab_size`` tokens.
-
-    Raises:
-        InputError: if its ids are too large, or it lacks a padding token or a special token before text.
-    """
+    """Raise an InputError if a tokenizer's ids are too large for a model with ``vocab_size`` tokens, or if it lacks a
+    padding token or a special token before text."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         problem = f"token id {largest}, but the vocabulary has {vocab_size} tokens"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -29,12 +28,8 @@ class TokenFile:
 
     path: Path
 
-    @cached_property
-    def _length(self) -> int:
-        return self.path.stat().st_size // 4
-
     def __len__(self) -> int:
-        return self._length
+        return self.path.stat().st_size // 4
 
     def __getitem__(self, index: slice) -> Tensor:
         start, stop, step = index.indices(len(self))

@@ -120,11 +120,7 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
 
 
 def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer from a folder that ``save_pretrained`` wrote, or from the Hub.
-
-    Raises:
-        InputError: for ``field``, if it can't be read.
-    """
+    """Read a tokenizer from a folder or from the Hub; an InputError for ``field`` if it can't be read."""
     from transformers import AutoTokenizer
 
     try:
@@ -166,12 +162,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
-    """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
+    """Raise an InputError for ``data`` if most tokens of a text are unknown or otherwise special: nothing to learn.
 
     ``counts``, (tokens,), says how often each token occurs in the text.
-
-    Raises:
-        InputError: for ``data``, with the share of unknown tokens.
     """
     special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
     total = int(counts.sum())
@@ -184,22 +177,12 @@ def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_n
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
-    """Return a tokenizer's ids that windows need; ``field`` is the argument that an error names.
-
-    Raises:
-        InputError: if the tokenizer has fewer than 2 tokens that are not special.
-    """
+    """Return a tokenizer's ids that windows need; an InputError for ``field`` if fewer than 2 of them are ordinary."""
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
     num_ordinary = len(ids) - len(special)
     if num_ordinary < 2:
         expected = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}"
         raise InputError(field, f"{expected}, got {num_ordinary}")
-    return Vocabulary(
-        max(ids) + 1,
-        tokenizer.pad_token_id,
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        tokenizer.mask_token_id,
-        special,
-    )
+    pad, _, cls, sep, mask = (getattr(tokenizer, f"{role}_id") for role in ROLES)
+    return Vocabulary(max(ids) + 1, pad, cls, sep, mask, special)

@@ -27,8 +27,7 @@ PLUGIN = "whereformer_plugin_"
 def resolve_methods(names: Sequence[str]) -> tuple[str, ...]:
     """Return the canonical names of distinct methods, as :func:`config_fields` reads them; ("all",) is all methods.
 
-    Raises:
-        InputError: for ``positions``, if one is unknown.
+    An unknown method raises an InputError for ``positions``.
     """
     names = position_names() if list(names) == ["all"] else names
     try:
@@ -63,10 +62,8 @@ def config_fields(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
 def check_methods(names: Iterable[str], /, **sizes: int) -> None:
     """Build each method once on the meta device, where tables take no memory, so that errors appear before training.
 
-    ``sizes`` are arguments of :func:`whereformer.build_position`.
-
-    Raises:
-        InputError: for ``positions``, if one does not fit these sizes.
+    ``sizes`` are arguments of :func:`whereformer.build_position`. A method that does not fit them raises an InputError
+    for ``positions``.
     """
     for name in names:
         try:

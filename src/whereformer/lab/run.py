@@ -34,7 +34,6 @@ from .terminal import output
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
-    from .recipe import Recipe
     from .sheet import Sheet
 
 RECORDS = "records.jsonl"
@@ -71,7 +70,7 @@ class Run:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
-    def __init__(self, recipe: Recipe, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_main = ranks.is_main()
@@ -173,8 +172,7 @@ class Run:
     def record_hash(self, name: str, value: str, field: str = "out") -> None:
         """Record the hash of an input, such as the text, so that a folder never mixes results from two of them.
 
-        Raises:
-            InputError: for ``field``, if the folder has results for another hash.
+        If the folder has results for another hash, raise an InputError for ``field``.
         """
         if self.hashes.setdefault(name, value) != value:
             raise InputError(field, f"{self.folder} has results for a different {name}; choose another folder")

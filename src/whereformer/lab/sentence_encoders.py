@@ -32,7 +32,6 @@ READERS = tuple(
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
 POOLINGS = ("mean", "cls")
-
 ANY = object()
 """Stands for all values of a setting that is read elsewhere, or that changes no vector and is copied."""
 NOTHING: tuple[Any, ...] = (None, {}, [], "")
@@ -220,11 +219,7 @@ def _read(folder: Path, name: str, kind: type) -> Any:
 
 
 def find_position_table(model: Any) -> Learned:
-    """Return the position embeddings of a model.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Return the position embeddings of a model; an InputError if it has none."""
     tables = [module for module in model.modules() if isinstance(module, Learned)]
     if len(tables) != 1:
         raise InputError("model", f"expected a model with position embeddings, got one with {model.config.position!r}")
@@ -266,11 +261,7 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
 
 
 def _sentence_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that only sentence-transformers needs; other folders have none.
-
-    Raises:
-        InputError: for ``model``, if one is a device, a pipe or a socket.
-    """
+    """Return the files of a folder that only sentence-transformers needs; other folders have none."""
     if not (folder / LIST).exists():
         return []
     # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
@@ -286,10 +277,8 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
     Without them, that program averages the states of tokens up to the tokenizer's limit. If the source is
     not a sentence-transformers folder, or is a model on the Hugging Face Hub, nothing is copied.
 
-    ``limit`` is the new model's ``max_seq_length``; if None, the original's. The target's folder exists.
-
-    Raises:
-        InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
+    ``limit`` is the new model's ``max_seq_length``; if None, the original's. The target's folder exists. A device, a
+    pipe or a socket among the files raises an InputError for ``model``.
     """
     source = Path(source)
     for file in _sentence_files(source):

@@ -23,14 +23,14 @@ def check_tensor(name: str, value: object) -> None:
     """Raise an InputError that names the argument, and says how to make a tensor of the value, unless it is one."""
     if isinstance(value, Tensor):
         return
-    got, hint = short_repr(value), ""
+    text, hint = short_repr(value), ""
     if isinstance(value, Mapping):
-        got, hint = type(value).__name__, "; write model(**batch)"
+        text, hint = type(value).__name__, "; write model(**batch)"
     elif isinstance(value, str) or (isinstance(value, list | tuple) and value and isinstance(value[0], str)):
         hint = "; tokenizer(text, return_tensors='pt') makes tensors of text"
     elif hasattr(value, "__len__"):
         hint = f"; torch.tensor({name}) makes one"
-    raise InputError(name, f"expected a tensor, got {got}{hint}")
+    raise InputError(name, f"expected a tensor, got {text}{hint}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -61,7 +61,7 @@ def check_integers(name: str, numbers: Tensor) -> Tensor:
 def name_index_error(name: str, ids: Tensor, size: int, look_up: Callable[[], Tensor]) -> Tensor:
     """Return ``look_up()``. If it fails on the CPU because an id is not one of 0 .. size - 1, raise an InputError.
 
-    So no check delays a call with valid ids. Labels of -100 count as valid beside others that are not.
+    So no check delays a call with valid ids. Labels of -100 count as valid next to others that are not.
     """
     if not can_read(ids):
         return look_up()
@@ -190,6 +190,10 @@ class StrictConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        kind = config_dict.get("model_type") or cls.model_type
+        if not str(kind).startswith("whereformer"):
+            reason = f"expected a model of this library, got one of transformers, {short_repr(kind)}"
+            raise InputError("model_type", f"{reason}; whereformer.load_pretrained(path) reads it")
         known = {name for name in _known_names(cls) if not name.endswith("_implementation")}
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 

@@ -278,9 +278,7 @@ class Compare(ManyRuns):
                 task="search",
                 kind=RateSearch,
                 steps=search_steps,
-                problem=lambda key, search: (
-                    None if len(search.losses) == len(self.rates) else "its record lacks losses"
-                ),
+                problem=lambda _, search: None if len(search.losses) == len(self.rates) else "its record lacks losses",
             )
         rates: dict[str, float | None] = dict.fromkeys(self.positions, self.rates[0])
         for (name,), search in searches.items():
@@ -321,10 +319,9 @@ class Compare(ManyRuns):
         return EncodedData(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
-        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
+        """Return one method's encoder configuration; an InputError if options do not fit the preset.
 
-        Raises:
-            InputError: if options do not fit the preset.
+        Every method has its own default options, also in a preset.
         """
         preset = models.config.PRESETS[self.preset] if self.preset else {}
         blocks = preset.get("blocks", "4") if self.blocks is None else self.blocks
@@ -449,7 +446,7 @@ class Compare(ManyRuns):
 
     def facts(self, seed: int, position: str) -> dict[str, Any]:
         """Return the facts that identify a trained model, for its manifest."""
-        return json.loads(json.dumps({"options": self.recorded_options(), "position": position, "seed": seed}))
+        return {"options": self.recorded_options(), "position": position, "seed": seed}
 
     def model_folder(self, position: str, seed: int) -> Path:
         """Return the folder for the trained model of a method and seed."""

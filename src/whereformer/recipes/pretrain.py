@@ -172,11 +172,7 @@ class Pretrain(TrainingRecipe):
         return [text_windows.Stage(self.length, self.steps, rows)]
 
     def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
-        """Return the configuration of the model, which is built without memory for it.
-
-        Raises:
-            InputError: if the options do not fit together.
-        """
+        """Return the configuration of the model, which is built without memory; an InputError if options do not fit."""
         method = options.parse_options(self.position_options)
         # Without these options, the preset's values count.
         optional: dict[str, Any] = {"windows": self.windows, "position_options": method or None}

@@ -28,7 +28,6 @@ from .comparison_report import ComparisonResult
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
-
 INDUCTIVE_RISE = 0.11
 """In nats. Longer text has more information about a masked token, so the loss has no reason to rise; the threshold is
 above the difference between seeds. If a method is better than no positions by less than that, it has little to lose on
