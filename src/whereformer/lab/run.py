@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -93,6 +94,7 @@ class Run:
         self.keep_versions = keep_versions
         self.outputs = tuple(outputs)
         self.folder = folder
+        self.is_new = not folder.exists()
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
         self.device = find_device(device).type
@@ -132,6 +134,10 @@ class Run:
 
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
+        is_refused = self.is_new and isinstance(error[1], InputError) and not self.records and ranks.size() == 1
+        # A checkpoint, for example, is worth keeping.
+        if is_refused and {path.name for path in self.folder.iterdir()} <= {RECORDS, ".lock", "cache"}:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _try_outputs(self) -> None:
         """Try to write where results will go, before any work."""
