@@ -19,6 +19,9 @@ CLIENTS := .venv-clients
 NATIVE := src/whereformer/kernels/native
 BUILT := $(NATIVE)/_native.stamp
 
+# Checks and formats the kernel's sources where it is installed. The system's may be of a version that formats otherwise.
+CLANG_FORMAT := $(VENV)/bin/clang-format
+
 SANITIZE := -O1 -g -fno-omit-frame-pointer -fno-sanitize-recover=all
 
 # Tests of numbers, which depend on the instructions that a processor has; and variables that take some of them away.
@@ -54,6 +57,7 @@ lint: $(VENV)/.dev  ## Formatting, lint and types
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/mypy
+	test ! -x $(CLANG_FORMAT) || $(CLANG_FORMAT) --dry-run -Werror $(NATIVE)/*.cpp $(NATIVE)/*.h
 
 docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are errors and links are followed
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
@@ -156,6 +160,7 @@ test-clients: $(CLIENTS)/.dev $(BUILT)  ## All tests that run our models in prog
 format: $(VENV)/.dev  ## Format and fix what can be fixed
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	test ! -x $(CLANG_FORMAT) || $(CLANG_FORMAT) -i $(NATIVE)/*.cpp $(NATIVE)/*.h
 
 $(BUILT): $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h) $(NATIVE)/build.py
 	$(PYTHON) $(NATIVE)/build.py

@@ -29,7 +29,7 @@ def recorded(command, file):
         patched.setattr(training, "train", train)
         main(command)
     file.with_suffix(".json").write_text(json.dumps(losses))
-    save_file({f"{run}.{name}": x for run, each in enumerate(trained) for name, x in each.items()}, file)
+    save_file({f"{run}.{name}": x for run, weights in enumerate(trained) for name, x in weights.items()}, file)
     return load(file)
 
 
@@ -44,9 +44,9 @@ def together(folder, commands, count=2):
     # A process group can't use the port of the one before it at once.
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in commands]
-        for each in sockets:
-            each.bind(("localhost", 0))
-        ports = [each.getsockname()[1] for each in sockets]
+        for sock in sockets:
+            sock.bind(("localhost", 0))
+        ports = [sock.getsockname()[1] for sock in sockets]
     multiprocessing.spawn(_process, (count, folder, commands, ports), nprocs=count)
     return [[load(folder / f"{number}-{rank}.safetensors") for rank in range(count)] for number in range(len(commands))]
 

@@ -28,10 +28,10 @@ HOOKS = ("embed", "vectors", "transform_qkv", "terms", "content_terms", "query_f
 
 def shapes_of(owner: Any, namespace: dict[str, Any]) -> dict[str, Any]:
     """The annotations of a function or class that have shapes, by name."""
-    found = getattr(owner, "__annotations__", {})
+    annotations = getattr(owner, "__annotations__", {})
     return {
         name: eval(text, {**namespace, **KINDS})
-        for name, text in found.items()
+        for name, text in annotations.items()
         if isinstance(text, str) and "[Tensor, '" in text
     }
 
@@ -40,13 +40,13 @@ def fits(value: Any, kind: Any) -> bool:
     """Whether a value is of a kind; axes are those of the context."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return any(fits(value, each) for each in get_args(kind))
+        return any(fits(value, part) for part in get_args(kind))
     if origin is tuple:
         return isinstance(value, tuple) and all(map(fits, value, get_args(kind)))
     if origin is Sequence:
         # What an array of numbers has inside does not matter.
         return isinstance(value, Sequence | range) and (
-            not any(isinstance(each, Tensor) for each in value) or all(fits(each, get_args(kind)[0]) for each in value)
+            not any(isinstance(item, Tensor) for item in value) or all(fits(item, get_args(kind)[0]) for item in value)
         )
     return kind is Any or isinstance(value, kind)
 
@@ -62,15 +62,15 @@ def bind(**axes: int) -> None:
         check(name, torch.empty(size, device="meta"), Float[Tensor, name])
 
 
-def check_call(shapes: dict[str, Any], given: dict[str, Any], result: Any) -> None:
+def check_call(shapes: dict[str, Any], arguments: dict[str, Any], result: Any) -> None:
     with jaxtyped("context"):
-        position = given.get("self")
+        position = arguments.get("self")
         if isinstance(position, PositionMethod):
             model = position.model
             bind(**{name: getattr(model, name) for name in ("head_dim", "hidden_size", "embedding_size")})
             bind(heads=model.num_heads, value_dim=model.head_dim)
         for name, kind in shapes.items():
-            value = result if name == "return" else given.get(name)
+            value = result if name == "return" else arguments.get(name)
             # Who knows that a method does not look at hidden states may give empty ones.
             if not (name == "hidden" and isinstance(value, Tensor) and value.shape == (0,)):
                 check(name, value, kind)
@@ -96,13 +96,13 @@ def checked(function: Callable[..., Any], shapes: dict[str, Any]) -> Callable[..
 
 def functions_with_shapes() -> Iterator[tuple[Any, str, Callable[..., Any], dict[str, Any]]]:
     """The owner (a module or class), name, function and shapes of all in the modules that are imported."""
-    for module in [found for name, found in sys.modules.items() if name.startswith("whereformer.")]:
-        classes = [found for found in vars(module).values() if isinstance(found, type)]
-        for owner in (module, *(found for found in classes if found.__module__ == module.__name__)):
+    for module in [module for name, module in sys.modules.items() if name.startswith("whereformer.")]:
+        classes = [value for value in vars(module).values() if isinstance(value, type)]
+        for owner in (module, *(cls for cls in classes if cls.__module__ == module.__name__)):
             for name, function in vars(owner).items():
                 # A term that does not fit its call is refused there; dataclasses write their constructors.
-                own = isinstance(function, types.FunctionType) and function.__module__ == module.__name__
-                if own and not name.startswith("__"):
+                is_own = isinstance(function, types.FunctionType) and function.__module__ == module.__name__
+                if is_own and not name.startswith("__"):
                     described = getattr(PositionMethod, name) if _is_hook(owner, name) else function
                     described = inspect.unwrap(described)
                     if shapes := shapes_of(described, described.__globals__):

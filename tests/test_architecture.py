@@ -62,17 +62,17 @@ def cycles(graph: Mapping[str, Iterable[str]]) -> list[set[str]]:
     """The largest sets of nodes that all lead to one another, by two nodes or more."""
 
     def reached(start: str) -> set[str]:
-        found: set[str] = set()
+        nodes: set[str] = set()
         todo = list(graph.get(start, ()))
         while todo:
-            if (node := todo.pop()) not in found:
-                found.add(node)
+            if (node := todo.pop()) not in nodes:
+                nodes.add(node)
                 todo += graph.get(node, ())
-        return found
+        return nodes
 
     reach = {node: reached(node) for node in graph}
     circles = {
-        frozenset({node, *(other for other in reach[node] if node in reach.get(other, ()))})
+        frozenset({node, *(target for target in reach[node] if node in reach.get(target, ()))})
         for node in graph
         if node in reach[node]
     }
@@ -86,7 +86,7 @@ def short(module: str) -> str:
 def found_violations() -> set[tuple[str, str]]:
     level = {package: number for number, layer in enumerate(LAYERS) for package in layer}
     level[NAME] = level["recipes"]  # the root shows the library, and a function for each study
-    found = set()
+    violations = set()
     for module in modules():
         package = package_of(module)
         upward = {
@@ -95,8 +95,8 @@ def found_violations() -> set[tuple[str, str]]:
             if level[package_of(target)] > level[package] or (package_of(target) == NAME and package != "__main__")
         }
         foreign = libraries(module) - LIBRARIES.get(package, set())
-        found |= {(short(module), short(target)) for target in upward | foreign}
-    return found
+        violations |= {(short(module), short(target)) for target in upward | foreign}
+    return violations
 
 
 def test_every_package_has_a_layer():

@@ -47,13 +47,13 @@ def run(monkeypatch, capsys):
 
 def results_of(path):
     """A benchmark's results, once it is sure that they say where they come from."""
-    found = json.loads(path.read_text())
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d", found["date"])
-    assert found["commit"] == provenance.commit()
-    assert found["machine"]["cpu"]
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["versions"]["whereformer"] == whereformer.__version__
-    return found
+    results = json.loads(path.read_text())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", results["date"])
+    assert results["commit"] == provenance.commit()
+    assert results["machine"]["cpu"]
+    assert results["versions"]["torch"] == torch.__version__
+    assert results["versions"]["whereformer"] == whereformer.__version__
+    return results
 
 
 def save_table(file, **columns):
@@ -101,16 +101,16 @@ def compare_time(run, tmp_path):
     source = Path(whereformer.__file__).parents[1]
     few = (f"--before={source}", "--steps=3", "--positions=none", "--rounds=1")
     printed = run("compare_time", *few, options, f"--out={tmp_path / 'time.json'}")
-    found = results_of(tmp_path / "time.json")
-    assert found["ratio"] == found["seconds"]["before"][0] / found["seconds"]["after"][0] > 0
-    assert f"{found['ratio']:.2f} times the steps in the same time" in printed
+    results = results_of(tmp_path / "time.json")
+    assert results["ratio"] == results["seconds"]["before"][0] / results["seconds"]["after"][0] > 0
+    assert f"{results['ratio']:.2f} times the steps in the same time" in printed
 
 
 def compare_check(run, tmp_path):
     text, small = tiny_comparison(tmp_path)
     # Too few steps for predictions, which the tests of the ranking check.
-    more = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
-    printed = run("compare_check", f"--data={text}", *more)
+    options = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
+    printed = run("compare_check", f"--data={text}", *options)
     assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
     assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
     assert load(tmp_path / "out" / "12")[0].steps == 12
@@ -122,18 +122,18 @@ def extend(run, tmp_path):
     model = sentence_models.save(tmp_path / "bert", sentence_models.bert(), words)
     documents = sentence_models.save_documents(tmp_path / "documents.jsonl", words)
     pairs = tmp_path / "pairs.jsonl"
-    rows = [{"sentence1": "the cat", "sentence2": f"the {word}", "label": place} for place, word in enumerate("abc")]
+    rows = [{"sentence1": "the cat", "sentence2": f"the {word}", "label": index} for index, word in enumerate("abc")]
     pairs.write_text("\n".join(map(json.dumps, rows)))
     whereformer.extend(model=model, data=documents, length=48, steps=1, out=tmp_path / "longer", quiet=True)
-    given = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
+    paths = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
     small = ("--length=48", "--count=20", "--places=3", "--passage=8", "--chunks", "30", "10")
-    run("extend", *given, *small, f"--out={tmp_path / 'out'}")
-    found = results_of(tmp_path / "out" / "results.json")["rows"]
+    run("extend", *paths, *small, f"--out={tmp_path / 'out'}")
+    scores = results_of(tmp_path / "out" / "results.json")["rows"]
     chunks = ["mean of chunks of 30", "mean of chunks of 10", "a vector for each chunk"]
-    assert list(found) == ["as it is", *chunks, "repeated, untrained", "longer"]
-    assert all(len(row["by_place"]) == 3 and 0 < row["found"] <= 1 for row in found.values())
+    assert list(scores) == ["as it is", *chunks, "repeated, untrained", "longer"]
+    assert all(len(row["by_place"]) == 3 and 0 < row["found"] <= 1 for row in scores.values())
     # Both give the original's vectors of short texts.
-    assert all(found[name]["spearman"] == found["as it is"]["spearman"] for name in (*chunks, "repeated, untrained"))
+    assert all(scores[name]["spearman"] == scores["as it is"]["spearman"] for name in (*chunks, "repeated, untrained"))
 
 
 def distilled(run, tmp_path):
@@ -142,11 +142,11 @@ def distilled(run, tmp_path):
     model = save_bert(tmp_path / "seed" / "model")
     options = (f"--models={model}", f"--data={text}", "--kernels=1,3", "--longer=600", f"--out={tmp_path / 'out'}")
     run("distilled", *options, "--fit-tokens=64", "--held-out-tokens=64")
-    (found,) = results_of(tmp_path / "out" / "results.json")["models"].values()
+    (variants,) = results_of(tmp_path / "out" / "results.json")["models"].values()
     # A layer of two heads with three numbers a kernel, and BERT's table of 512 positions of width 16.
     numbers = {"as trained": 512 * 16, "without positions": 0, "S=1": 6, "S=3": 18}
-    assert {variant: measured["numbers"] for variant, measured in found.items()} == numbers
-    assert [list(measured["losses"]) for measured in found.values()] == [["512"], ["512"], *[["512", "600"]] * 2]
+    assert {variant: measured["numbers"] for variant, measured in variants.items()} == numbers
+    assert [list(measured["losses"]) for measured in variants.values()] == [["512"], ["512"], *[["512", "600"]] * 2]
 
 
 def funnel_pays(run, tmp_path):
@@ -157,12 +157,12 @@ def funnel_pays(run, tmp_path):
         rows = {"text": parallel_text.pairs()[0][:count], "label": [0, 1] * (count // 2)}
         save_table(tmp_path / "task" / f"{name}.parquet", **rows)
 
-    def pays(*more):
+    def pays(*extra):
         run(
             "funnel_pays",
             *(f"--text={text}", f"--data={tmp_path}", "--inputs=task:16,task:32", "--evaluations=1"),
             *("--pretrain-seconds=0.01", "--finetune-seconds=0.01", "--batch-tokens=64", "--hidden-size=32"),
-            *("--vocab-size=300", f"--out={tmp_path / 'out'}", *more),
+            *("--vocab-size=300", f"--out={tmp_path / 'out'}", *extra),
         )
         return results_of(tmp_path / "out" / "results.json")["models"]
 
@@ -170,7 +170,7 @@ def funnel_pays(run, tmp_path):
     assert first["plain+tisa"][0].keys() == {"seed", "pretraining", "task-16", "task-32"}
     assert first["funnel+tisa"][0]["task-16"]["gflops_of_a_row"] < first["funnel+tisa"][0]["task-32"]["gflops_of_a_row"]
     again = pays("--seeds=2")
-    assert [found["seed"] for found in again["plain+tisa"]] == [0, 1]
+    assert [model["seed"] for model in again["plain+tisa"]] == [0, 1]
     assert again["plain+tisa"][0] == first["plain+tisa"][0]
     with pytest.raises(SystemExit, match="2"):
         pays("--mask-rate=0.2")
@@ -180,7 +180,7 @@ def gpu_check(run, tmp_path):
     out = tmp_path / "gpu.json"
     if torch.cuda.is_available():
         run("gpu_check", "--quick", f"--out={out}")
-        assert not [part for part, found in results_of(out).items() if isinstance(found, dict) and "error" in found]
+        assert not [part for part, result in results_of(out).items() if isinstance(result, dict) and "error" in result]
     else:
         with pytest.raises(SystemExit, match="needs an NVIDIA GPU, found none"):
             run("gpu_check", "--quick", f"--out={out}")
@@ -191,9 +191,9 @@ def gpu_check(run, tmp_path):
         interpreter = importlib.import_module("tests.kernels.interpreter")
         interpreter.mend()
         for name, option in (("none", ""), ("shaw", "causal"), ("t5", "window"), ("full", "ids")):
-            found = check["correct"](name, option, 20, dim=16)
-            assert found["ok"], found
-            assert found["same bits ten times"]
+            result = check["correct"](name, option, 20, dim=16)
+            assert result["ok"], result
+            assert result["same bits ten times"]
 
 
 def gpu_static(run, tmp_path):
@@ -214,15 +214,15 @@ def gpu_static(run, tmp_path):
         out = tmp_path / f"{terms}-{dim}.json"
         choice = [f"--terms={terms}", f"--dims={dim}", f"--gpus={gpus}", f"--out={out}"]
         subprocess.run([*command, *choice], check=True, capture_output=True)
-        found = results_of(out)
-        assert {row["kernel"] for row in found["kernels"]} >= {"forward", "query_gradients", "key_gradients"}
+        facts = results_of(out)
+        assert {row["kernel"] for row in facts["kernels"]} >= {"forward", "query_gradients", "key_gradients"}
         units = {90: "HGMMA", 100: "UTCHMMA"}
         assert all(
-            row["products"].startswith(units.get(row["gpu"], "HMMA")) for row in found["kernels"] if row["instructions"]
+            row["products"].startswith(units.get(row["gpu"], "HMMA")) for row in facts["kernels"] if row["instructions"]
         )
         # Other versions compile to other counts.
         if triton.__version__.startswith("3.7."):
-            assert {line.split(":")[0] for line in found["exceeded"]} <= {line.split(":")[0] for line in known}
+            assert {line.split(":")[0] for line in facts["exceeded"]} <= {line.split(":")[0] for line in known}
 
 
 def packed(run, tmp_path):
@@ -232,8 +232,8 @@ def packed(run, tmp_path):
     model = sentence_models.save(tmp_path / "bert", sentence_models.bert(), "\n".join(texts))
     small = ("--texts=6", "--batch=3", "--positions=learned", "--rounds=1", f"--out={tmp_path / 'packed.json'}")
     run("packed", model, tmp_path, *small)
-    found = results_of(tmp_path / "packed.json")["results"]
-    assert [row["pass"] for row in found] == ["inference", "training"] * 3
+    rows = results_of(tmp_path / "packed.json")["results"]
+    assert [row["pass"] for row in rows] == ["inference", "training"] * 3
 
 
 def seed_noise(run, tmp_path):
@@ -268,11 +268,11 @@ def tisa_from_start(run, tmp_path):
         )
         return results_of(tmp_path / "out" / "results.json")["methods"]
 
-    found = start()
-    assert [point["step"] for point in found["learned"][0]["toeplitzness"]] == list(range(1, 11))
-    assert found["tisa"][0]["toeplitzness"] == []
-    assert 0 <= found["tisa"][0]["glue"]["sst2"] <= 1
-    assert start() == found
+    methods = start()
+    assert [point["step"] for point in methods["learned"][0]["toeplitzness"]] == list(range(1, 11))
+    assert methods["tisa"][0]["toeplitzness"] == []
+    assert 0 <= methods["tisa"][0]["glue"]["sst2"] <= 1
+    assert start() == methods
 
 
 def translation(run, tmp_path):
@@ -301,25 +301,25 @@ def which_position(run, tmp_path):
 SIMPLE = {
     "exactness": (
         "--lengths=20 --kinds=shaw --heads=1",
-        lambda found: (
-            set(found["quotients"]["bfloat16 shaw"]["20"]) == {"output", "query", "key", "value", "keys", "values"}
+        lambda results: (
+            set(results["quotients"]["bfloat16 shaw"]["20"]) == {"output", "query", "key", "value", "keys", "values"}
         ),
     ),
     "funnel": (
         "--lengths=16 --tokens=16 --blocks=1-1 --hidden-size=64 --rounds=1",
-        lambda found: len(found["rows"]) == 2 * 2 * 5,  # base and decoder, forward and training
+        lambda results: len(results["rows"]) == 2 * 2 * 5,  # base and decoder, forward and training
     ),
-    "memory": ("--length=64 --steps=3", lambda found: set(found["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
+    "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
         "--lengths=8 --tokens=8 --layers=1 --rounds=1 --dtypes=float32",
-        lambda found: len(found["rows"]) == 2 * (3 * 2 + 5),  # forward and training; pairs, and the encoders
+        lambda results: len(results["rows"]) == 2 * (3 * 2 + 5),  # forward and training; pairs, and the encoders
     ),
-    "per_call": ("--rounds=1", lambda found: found["calls"]["torch"]["forward"]["ratio"] == 1),
+    "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (
         "--models=wav2vec2-bert --minutes=0.2 --width=64 --limit=1",
-        lambda found: [row["way"] for row in found["rows"]] == ["eager", "sdpa", "attached"] * 2,
+        lambda results: [row["way"] for row in results["rows"]] == ["eager", "sdpa", "attached"] * 2,
     ),
-    "windows": ("--length=300 --heads=1 --rounds=1", lambda found: len(found["seconds"]) == 8),
+    "windows": ("--length=300 --heads=1 --rounds=1", lambda results: len(results["seconds"]) == 8),
 }
 """Benchmarks that need no data, with options and what their results have to be."""
 
@@ -342,8 +342,8 @@ def test_benchmark_runs(name, run, tmp_path):
         return
     words, holds = SIMPLE[name]
     run(name, *words.split(), f"--out={tmp_path / 'results.json'}")
-    found = results_of(tmp_path / "results.json")
-    assert holds(found), found
+    results = results_of(tmp_path / "results.json")
+    assert holds(results), results
 
 
 def test_costs_are_measured_in_turns_and_divided_within_a_round(monkeypatch):
@@ -363,10 +363,10 @@ def test_tasks_are_done_in_processes(monkeypatch, processes):
 
 def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
     outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
-    now, near, far = ({0: SimpleNamespace(windows=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
-    assert outcome(now, far) == "still clear"
-    assert outcome(now, near) == outcome(near, now) == "too close to tell"
-    assert outcome(far, now) == "reversed"
+    base, near, far = ({0: SimpleNamespace(windows=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
+    assert outcome(base, far) == "still clear"
+    assert outcome(base, near) == outcome(near, base) == "too close to tell"
+    assert outcome(far, base) == "reversed"
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_all_of_itself(name, capsys):
-    whole = " ".join((command_class(name).__doc__ or "").split())
-    assert whole.partition(" --")[0] in help_of(capsys, *name.split())
+    description = " ".join((command_class(name).__doc__ or "").split())
+    assert description.partition(" --")[0] in help_of(capsys, *name.split())
 
 
 def test_positions_lists_methods_by_name(capsys):
@@ -121,9 +121,9 @@ def test_a_misspelled_word_is_refused_without_the_imports_that_take_seconds(word
     assert done.stdout.strip() == ""
 
 
-@pytest.mark.parametrize("given", [[], ["nope"]])
-def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(given, capsys):
+@pytest.mark.parametrize("words", [[], ["nope"]])
+def test_no_command_or_an_unknown_one_is_an_error_that_lists_them(words, capsys):
     with pytest.raises(SystemExit) as stopped:
-        main(given)
+        main(words)
     assert stopped.value.code == 2
     assert "compare, probe, pretrain" in capsys.readouterr().err

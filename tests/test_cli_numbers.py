@@ -9,10 +9,11 @@ from tests.failing import fails, refusals
 from whereformer.cli.main import COMMANDS, command_class
 from whereformer.lab.recipe import find_flags
 
-KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run")}
+KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run", "demo")}
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
     "translate train": ["--data", "x", "y"],
+    "check": ["x.py:f"],
     **{name: ["x"] for name in ("translate run", "analyze", "extend")},
 }
 """What some commands can't do without."""

@@ -77,8 +77,8 @@ def test_damaged_manifests_are_refused(tmp_path_factory, data):
     assert manifest.find_problem(folder, FACTS) is None
     file = folder / manifest.NAME
     written = file.read_text()
-    place = data.draw(st.integers(0, len(written) - 1))
-    changed = written[:place] + data.draw(st.sampled_from(["", "0", "x", '"', "{", "null"])) + written[place + 1 :]
+    index = data.draw(st.integers(0, len(written) - 1))
+    changed = written[:index] + data.draw(st.sampled_from(["", "0", "x", '"', "{", "null"])) + written[index + 1 :]
     assume(readable(changed) != json.loads(written))
     file.write_text(changed)
     assert manifest.find_problem(folder, FACTS) == "its manifest.json cannot be read"

@@ -68,9 +68,9 @@ def test_no_room_for_threads_and_libraries_is_no_fault_of_ours(error, capsys):
 
 def test_python_without_docstrings_is_refused_in_one_line():
     command = [sys.executable, "-OO", "-m", "whereformer", "positions"]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert found.returncode == 2
-    assert found.stderr == "whereformer: transformers needs its docstrings, which python -OO removes; use python -O\n"
+    process = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert process.returncode == 2
+    assert process.stderr == "whereformer: transformers needs its docstrings, which python -OO removes; use python -O\n"
 
 
 def test_text_of_strangers_is_escaped_wherever_it_is_printed(capsys):

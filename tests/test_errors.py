@@ -62,11 +62,11 @@ def test_the_command_line_says_it_in_flags(name, reason, line):
 
 
 def test_no_module_but_the_command_lines_names_a_flag_in_an_error():
-    found = [
+    lines = [
         f"{path.relative_to(SOURCE)}:{node.lineno}"
         for path in SOURCE.rglob("*.py")
         if not path.is_relative_to(SOURCE / "cli")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Raise) and re.search(r"--[a-z]", ast.unparse(node))
     ]
-    assert not found
+    assert not lines

@@ -57,7 +57,7 @@ REFUSED = {
 
 
 @pytest.fixture
-def places(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch):
     """A folder that has whatever cannot be replaced by a folder."""
     (tmp_path / "file").write_text("kept")
     os.mkfifo(tmp_path / "pipe")
@@ -71,31 +71,31 @@ def places(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_replaced_is_refused_before_a_folder_is_filled(name, places):
-    before = sorted(places.rglob("*"))
-    with pytest.raises(InputError, match=REFUSED[name]), files.new_folder(places / name):
+def test_what_cannot_be_replaced_is_refused_before_a_folder_is_filled(name, folder):
+    before = sorted(folder.rglob("*"))
+    with pytest.raises(InputError, match=REFUSED[name]), files.new_folder(folder / name):
         pytest.fail("it was filled")
     with pytest.raises(InputError, match=f"^out: .*{REFUSED[name]}"):
-        files.try_outputs("out", places, [], [f"{name}/"])
+        files.try_outputs("out", folder, [], [f"{name}/"])
     if name in ("file", "pipe", "broken"):  # which no folder can be in, either
         with pytest.raises(InputError, match=f"^out: .*{REFUSED[name]}"):
-            files.try_outputs("out", places, [], [f"{name}/model/"])
-    assert sorted(places.rglob("*")) == before
-    assert (places / "file").read_text() == "kept"
+            files.try_outputs("out", folder, [], [f"{name}/model/"])
+    assert sorted(folder.rglob("*")) == before
+    assert (folder / "file").read_text() == "kept"
 
 
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("read-only", "expected a file, got a folder"), ("pipe", "got a pipe"), ("broken", "a link that leads nowhere")],
 )
-def test_what_is_no_file_is_refused_before_it_is_written(name, expected, places):
+def test_what_is_no_file_is_refused_before_it_is_written(name, expected, folder):
     with pytest.raises(InputError, match=f"^out: .*{expected}"):
-        files.try_outputs("out", places, [name], [])
+        files.try_outputs("out", folder, [name], [])
 
 
 def test_what_can_be_written_is_tried_where_links_lead_and_nothing_is_left(tmp_path, monkeypatch):
-    tried, real = set(), files.new_folder
-    monkeypatch.setattr(files, "new_folder", lambda folder: tried.add(folder.parent) or real(folder))
+    parents, real = set(), files.new_folder
+    monkeypatch.setattr(files, "new_folder", lambda folder: parents.add(folder.parent) or real(folder))
     for name in ("disk/model", "disk/checkpoints", "out"):
         (tmp_path / name).mkdir(parents=True)
     out = tmp_path / "out"
@@ -104,7 +104,7 @@ def test_what_can_be_written_is_tried_where_links_lead_and_nothing_is_left(tmp_p
     make_link(out / "report.html", tmp_path / "disk" / "page.html")
     before = sorted(tmp_path.rglob("*"))
     files.try_outputs("out", out, ["report.html", "new.md"], ["model/", "checkpoints/checkpoint-1/", "cache/text/"])
-    assert {path.resolve() for path in tried} == {out, tmp_path / "disk", tmp_path / "disk" / "checkpoints"}
+    assert {path.resolve() for path in parents} == {out, tmp_path / "disk", tmp_path / "disk" / "checkpoints"}
     assert sorted(tmp_path.rglob("*")) == before
     monkeypatch.setattr(os, "replace", fails_with(OSError(errno.EROFS, "Read-only file system")))
     with pytest.raises(InputError, match=r"^out: cannot write to '.*': Read-only file system"):

@@ -56,7 +56,7 @@ def own_names() -> set[str]:
 
     A protocol describes an object of a library.
     """
-    found = {part for module in modules() for part in module.split(".")}
+    names = {part for module in modules() for part in module.split(".")}
     for tree in modules().values():
         nodes = [*ast.walk(tree)]
         protocols = [
@@ -67,32 +67,32 @@ def own_names() -> set[str]:
             if id(node) in members:
                 continue
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                found.add(node.name)
+                names.add(node.name)
             elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-                found.add(node.attr)
+                names.add(node.attr)
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
-    return found
+                names.add(node.id)
+    return names
 
 
 def private_names(module: str) -> set[str]:
     """The private attributes and imported names that a module uses, and the package does not give."""
-    found = {part for base, name in imports(module) for part in (*base.split("."), name or "")}
+    names = {part for base, name in imports(module) for part in (*base.split("."), name or "")}
     for node in ast.walk(modules()[module]):
         if isinstance(node, ast.Attribute):
-            found.add(node.attr)
+            names.add(node.attr)
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("getattr", "hasattr"):
-            found.add(str(getattr(node.args[1], "value", "")))
-    return set(filter(is_private, found)) - own_names()
+            names.add(str(getattr(node.args[1], "value", "")))
+    return set(filter(is_private, names)) - own_names()
 
 
 def found_by_place() -> dict[str, set[str]]:
     """The private names of libraries, by the place of ``USED`` or else the module that uses them."""
     by_place: dict[str, set[str]] = defaultdict(set)
     for module in modules():
-        place = next((place for place in USED if f"{module}.".startswith(f"{place}.")), module)
-        by_place[place] |= private_names(module)
-    return {place: names for place, names in by_place.items() if names}
+        entry = next((entry for entry in USED if f"{module}.".startswith(f"{entry}.")), module)
+        by_place[entry] |= private_names(module)
+    return {entry: names for entry, names in by_place.items() if names}
 
 
 def test_private_names_of_libraries_stand_where_they_are_listed():

@@ -44,10 +44,10 @@ def test_the_commit_of_a_checkout_whatever_its_tags_and_whether_it_was_changed(c
 def test_results_say_where_they_come_from(tmp_path):
     path = tmp_path / "folder" / "results.json"
     provenance.write_results(path, {"rows": [1]})
-    found = json.loads(path.read_text())
-    assert list(found) == ["date", "commit", "machine", "versions", "rows"]
-    assert found["rows"] == [1]
-    assert found["machine"]["cpu"]
-    assert found["versions"]["torch"] == torch.__version__
+    results = json.loads(path.read_text())
+    assert list(results) == ["date", "commit", "machine", "versions", "rows"]
+    assert results["rows"] == [1]
+    assert results["machine"]["cpu"]
+    assert results["versions"]["torch"] == torch.__version__
     with pytest.raises(ValueError, match="not JSON compliant"):
         provenance.write_results(path, {"rows": [float("nan")]})

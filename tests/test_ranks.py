@@ -36,9 +36,9 @@ def test_processes_that_do_not_come_are_not_waited_for(rank, address, monkeypatc
 def test_variables_that_no_launcher_sets_are_named(name, value, monkeypatch, capsys):
     for variable, usual in {"RANK": "0", "WORLD_SIZE": "2", name: value}.items():
         monkeypatch.setenv(variable, usual)
-    least, most = (1, ranks.MAX_PROCESSES) if name == "WORLD_SIZE" else (0, 1)
+    minimum, maximum = (1, ranks.MAX_PROCESSES) if name == "WORLD_SIZE" else (0, 1)
     line = fails(capsys, "pretrain", "--data", __file__)
-    assert line.startswith(f"whereformer: expected {name} from {least} to {most}, got '{value[:50]}")
+    assert line.startswith(f"whereformer: expected {name} from {minimum} to {maximum}, got '{value[:50]}")
     assert line.endswith(ranks.LAUNCHER)
 
 

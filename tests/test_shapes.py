@@ -38,9 +38,9 @@ def test_hooks_of_every_method_are_checked(name):
 
 
 def test_functions_with_shapes_are_found():
-    found = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
-    assert {f"{PositionMethod.__name__}.{hook}" for hook in shapes.HOOKS} <= found
-    assert {"whereformer.kernels.attention", "Pooling.pool_hidden"} <= found
+    names = {f"{getattr(owner, '__name__', owner)}.{name}" for owner, name, _, _ in shapes.functions_with_shapes()}
+    assert {f"{PositionMethod.__name__}.{hook}" for hook in shapes.HOOKS} <= names
+    assert {"whereformer.kernels.attention", "Pooling.pool_hidden"} <= names
 
 
 def test_shapes_need_jaxtyping_in_tests_alone():
@@ -63,6 +63,6 @@ def test_a_hook_that_returns_another_shape_is_found():
 
     position, query = build_position(Wrong, hidden_size=8, num_heads=2), torch.zeros(1, 2, 3, 4)
     known = shapes.shapes_of(PositionMethod.transform_qkv, vars(sys.modules[PositionMethod.__module__]))
-    at = whereformer.Positions(0, 1, 3)
+    positions = whereformer.Positions(0, 1, 3)
     with pytest.raises(AssertionError, match="return: expected"):
-        shapes.checked(Wrong.transform_qkv, known)(position, query, query, query, Site(at, at))
+        shapes.checked(Wrong.transform_qkv, known)(position, query, query, query, Site(positions, positions))

@@ -31,8 +31,8 @@ def heads(*shape):
 def in_attention(term):
     """A function that makes a term of arguments and attends with it."""
 
-    def call(**given):
-        return attention(heads(N, D), heads(N, D), heads(N, D), [term(**given)])
+    def call(**options):
+        return attention(heads(N, D), heads(N, D), heads(N, D), [term(**options)])
 
     return call
 
@@ -86,12 +86,10 @@ def arguments():
         function = getattr(whereformer, name)
         if name.endswith("Config"):
             inherited = {field.name for field in fields(PreTrainedConfig)}  # transformers checks these
-            own = [field.name for field in fields(function) if field.name not in inherited]
+            names = [field.name for field in fields(function) if field.name not in inherited]
         else:
-            own = [
-                each.name for each in inspect.signature(function).parameters.values() if each.kind != each.VAR_KEYWORD
-            ]
-        yield from ((name, argument) for argument in dict.fromkeys([*valid, *own]))
+            names = [p.name for p in inspect.signature(function).parameters.values() if p.kind != p.VAR_KEYWORD]
+        yield from ((name, argument) for argument in dict.fromkeys([*valid, *names]))
 
 
 @pytest.mark.parametrize(("name", "argument"), [*arguments()])
@@ -100,13 +98,13 @@ def test_a_strange_value_works_or_is_refused_by_name(name, argument, saved):
     if name in ("DenseBias", "DistanceDecay") or name.startswith("Offset"):
         function = in_attention(function)
     for value in STRANGE:
-        given = {each: make() if make else saved for each, make in CALLS[name].items()}
+        kwargs = {key: make() if make else saved for key, make in CALLS[name].items()}
         try:
-            function(**{**given, argument: value})
+            function(**{**kwargs, argument: value})
         except (TypeError, ValueError, OSError) as error:
             # Of another argument, if the two do not go together.
-            named = [getattr(error, "field", None), *(each for each in given.keys() | {argument} if each in str(error))]
-            assert any(named), (value, error)  # noqa: PT017  # it need not fail
+            names = [getattr(error, "field", None), *(key for key in kwargs.keys() | {argument} if key in str(error))]
+            assert any(names), (value, error)  # noqa: PT017  # it need not fail
         except NotImplementedError:
             pass
 
@@ -115,7 +113,7 @@ def recipe_options():
     """Every option of recipes, with the first recipe that has it; those of others are slow."""
     options = [(name, field.name) for name in RECIPES for field in fields(recipe_class(name)) if field.name != "out"]
     first = {option: name for name, option in reversed(options)}
-    return [pytest.param(*each, marks=() if first[each[1]] == each[0] else pytest.mark.slow) for each in options]
+    return [pytest.param(*pair, marks=() if first[pair[1]] == pair[0] else pytest.mark.slow) for pair in options]
 
 
 @pytest.mark.parametrize(("name", "option"), recipe_options())

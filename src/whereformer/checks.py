@@ -23,16 +23,7 @@ LARGE = 2**12
 
 
 def check_kind(name: str, value: Any, kind: type) -> None:
-    """Check that a value is of a kind. True and False are not numbers, and integers are numbers too.
-
-    Args:
-        name: the argument or option that an error names.
-        value: the value.
-        kind: a type, such as one in :data:`KINDS`.
-
-    Raises:
-        InputError: if it is of another kind.
-    """
+    """Raise an InputError if a value is not of a kind. True and False are not numbers, and integers are numbers too."""
     if not isinstance(value, KINDS.get(kind, (kind,))[0]) or isinstance(value, bool) != (kind is bool):
         raise kind_error(name, value, kind)
 
@@ -43,11 +34,7 @@ def kind_error(name: str, value: Any, kind: type) -> InputError:
 
 
 def check_range(name: str, value: Any, low: float, high: float = math.inf, *, ends: bool = True) -> None:
-    """Check that a number lies between two limits; ``ends``: whether it may equal them. NaN lies nowhere.
-
-    Raises:
-        InputError: if it does not.
-    """
+    """Raise an InputError if a number, or NaN, is not between two limits; ``ends``: whether it may equal them."""
     if (ends and low <= value <= high) or low < value < high:
         return
     if not ends:
@@ -60,14 +47,9 @@ def check_range(name: str, value: Any, low: float, high: float = math.inf, *, en
 
 
 def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
-    """Check that a value is one of a few.
-
-    Raises:
-        InputError: if it is not; the error suggests a choice with a similar name.
-    """
+    """Raise an InputError if a value is not one of a few; it suggests a choice with a similar name."""
     choices = [*choices]  # a list, so that a value without a hash can be looked up too
     if value not in choices:
-        expected = ", ".join(map(str, choices))
-        raise InputError(
-            name, f"expected one of {expected}, got {short_repr(value)}{suggest(str(value), map(str, choices))}"
-        )
+        known = [*map(str, choices)]
+        hint = suggest(str(value), known)
+        raise InputError(name, f"expected one of {', '.join(known)}, got {short_repr(value)}{hint}")

@@ -82,11 +82,7 @@ def move_folder(source: Path, target: Path) -> None:
 
 
 def check_replaceable(field: str | None, folder: Path) -> None:
-    """Check that a folder can be put at a path, in place of the folder that may be there.
-
-    Raises:
-        InputError: for ``field``, if the path has something else, or a folder that cannot be removed.
-    """
+    """Raise an InputError for ``field`` if a path has a folder that cannot be replaced, or anything but a folder."""
     _check_folder(field, folder)
     name = short_repr(str(folder), MAX_NAME)
     if os.path.ismount(_follow(folder)):
@@ -99,11 +95,7 @@ def check_replaceable(field: str | None, folder: Path) -> None:
 def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
     """Check that files and folders can be written: write, rename and remove a folder next to each of them.
 
-    Args:
-        field: the option that an error names.
-        out: the folder of all outputs, which exists.
-        files: the paths of files in it.
-        folders: the paths of folders in it, such as "checkpoints/checkpoint-1".
+    Their paths, such as "checkpoints/checkpoint-1", are in ``out``, which exists.
 
     Raises:
         InputError: for ``field``, if one of them, or a folder above it, is of another kind or cannot be written, or if
@@ -156,10 +148,9 @@ def _follow(path: Path) -> Path:
 
 
 def check_regular(field: str | None, *paths: Path) -> None:
-    """Check that input files are regular files: a pipe, a socket or a device may keep its reader waiting or never end.
+    """Raise an InputError for ``field`` if an input file is not a regular file, is not there, or cannot be seen.
 
-    Raises:
-        InputError: for ``field``, if one is something else, is not there, or cannot be seen.
+    A pipe, a socket or a device may keep its reader waiting or never end.
     """
     for path in paths:
         name = short_repr(str(path), MAX_NAME)
@@ -177,10 +168,7 @@ def check_regular(field: str | None, *paths: Path) -> None:
 def check_regular_in(field: str | None, folder: str | Path) -> None:
     """Check that a folder of files for another library, such as a tokenizer's, has only folders and regular files.
 
-    Anything else, such as the id of a model on the Hub, has nothing to check.
-
-    Raises:
-        InputError: as :func:`check_regular` does.
+    Anything else, such as the id of a model on the Hub, has nothing to check. Errors are as in :func:`check_regular`.
     """
     inside = Path(folder).iterdir() if os.path.isdir(folder) else ()  # False for names that are too long
     check_regular(field, *(path for path in inside if path.exists() and not path.is_dir()))
@@ -204,11 +192,7 @@ def read_json(field: str, file: Path, kind: type) -> Any:
 
 @contextmanager
 def name_full_disk(path: Path) -> Iterator[None]:
-    """Turn the errors of a full disk, whichever library raises them, into one line that names ``path``.
-
-    Raises:
-        InputError: if the disk is full.
-    """
+    """Turn the errors of a full disk, whichever library raises them, into an InputError that names ``path``."""
     try:
         yield
     except Exception as error:

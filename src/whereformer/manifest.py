@@ -93,9 +93,7 @@ def fingerprint(texts: Iterable[str]) -> str:
 def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> str:
     """Return a short hash of the bytes of files in their order. They are read once, about a gigabyte a second.
 
-    Args:
-        files: the files.
-        names: settings that, besides the bytes, decide the content, such as a column.
+    ``names`` are settings that, besides the bytes, decide the content, such as a column.
     """
     parts = [(file.suffix.lower(), _describe(file)["sha256"]) for file in files]
     return fingerprint([*names, *(word for part in parts for word in part)])

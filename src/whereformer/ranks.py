@@ -26,13 +26,10 @@ Value = TypeVar("Value")
 PATIENCE = timedelta(days=1)
 """The longest time that a process waits for another. The main process may encode text for hours, and if a process dies,
 its launcher ends the others."""
-
 ARRIVAL = timedelta(seconds=50)
 """The longest time that processes wait for one another at the start. A launcher starts them all at once."""
-
 MAX_PROCESSES = 2**20
 """The largest number of processes."""
-
 LAUNCHER = "start it by torchrun or accelerate launch, or unset RANK and WORLD_SIZE to use one process"
 LOST = (
     "gloo/transport",
@@ -47,11 +44,7 @@ _joined: dict[str, Any] = {}
 
 
 def size() -> int:
-    """Return the number of processes, which a launcher passes in environment variables.
-
-    Raises:
-        InputError: if one is not a valid number.
-    """
+    """Return the number of processes, which a launcher sets in the environment; an InputError if it is not valid."""
     return _read_env("WORLD_SIZE", 1, MAX_PROCESSES) if "RANK" in os.environ else 1
 
 

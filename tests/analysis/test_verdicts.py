@@ -63,8 +63,8 @@ def test_the_most_tasks(results, steps, trained, sentence):
 def test_layers_that_are_left_out_have_a_reason():
     embedded = describe_layers([0], 6, embedded=True)
     assert embedded.startswith("Only layer 0 of 0 to 5 can be read: positions are in the embeddings, which")
-    some = "Only layers 0 and 2 of 0 to 3 can be read: in the others, position does not act by itself."
-    assert describe_layers([0, 2], 4, embedded=True) == some
+    sentence = "Only layers 0 and 2 of 0 to 3 can be read: in the others, position does not act by itself."
+    assert describe_layers([0, 2], 4, embedded=True) == sentence
     assert describe_layers(range(4), 4, embedded=False) == describe_layers([], 4, embedded=False) == ""
 
 

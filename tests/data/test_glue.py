@@ -25,8 +25,8 @@ def load(**options):
     recipe = Finetune(model="none", **options)
     if recipe.train is None:
         return glue.load_glue(recipe.task, recipe.data, recipe.train_rows)
-    own = recipe.train, recipe.validation, recipe.text, recipe.label
-    return [glue.load_own(*own, regression=recipe.regression, train_rows=recipe.train_rows)]
+    arguments = recipe.train, recipe.validation, recipe.text, recipe.label
+    return [glue.load_own(*arguments, regression=recipe.regression, train_rows=recipe.train_rows)]
 
 
 def fails(match, **settings):
@@ -35,25 +35,25 @@ def fails(match, **settings):
 
 
 def test_every_task_has_its_columns_and_metrics(folder):
-    found = {data.task.name: data for data in load(task="all", data=folder)}
-    assert list(found) == ["sst2", "mnli", "qqp", "stsb", "cola", "mrpc", "qnli", "rte", "wnli"]
-    assert found["cola"].task.metrics == ("matthews",)
-    assert found["mrpc"].task.metrics == found["qqp"].task.metrics == ("f1", "accuracy")
-    assert found["stsb"].task.metrics == ("pearson", "spearman")
-    assert list(found["mnli"].eval_splits) == ["matched", "mismatched"]
-    assert found["mnli"].counts == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
+    tasks = {data.task.name: data for data in load(task="all", data=folder)}
+    assert list(tasks) == ["sst2", "mnli", "qqp", "stsb", "cola", "mrpc", "qnli", "rte", "wnli"]
+    assert tasks["cola"].task.metrics == ("matthews",)
+    assert tasks["mrpc"].task.metrics == tasks["qqp"].task.metrics == ("f1", "accuracy")
+    assert tasks["stsb"].task.metrics == ("pearson", "spearman")
+    assert list(tasks["mnli"].eval_splits) == ["matched", "mismatched"]
+    assert tasks["mnli"].counts == {"train": 24, "validation_matched": 24, "validation_mismatched": 24}
     expected = columns(glue.GLUE["qnli"], 24)
-    assert list(found["qnli"].train.texts) == list(zip(expected["question"], expected["sentence"], strict=True))
-    assert found["qnli"].train.labels == expected["label"]
+    assert list(tasks["qnli"].train.texts) == list(zip(expected["question"], expected["sentence"], strict=True))
+    assert tasks["qnli"].train.labels == expected["label"]
 
 
 def test_some_rows_are_the_same_ones_every_time(folder):
-    whole, part, again = (load(task="cola", data=folder, train_rows=rows)[0] for rows in (None, 5, 5))
+    all_rows, part, again = (load(task="cola", data=folder, train_rows=rows)[0] for rows in (None, 5, 5))
     assert part.train == again.train
     assert len(list(part.train.texts)) == len(part.train.labels) == 5
-    assert set(part.train.texts) <= set(whole.train.texts)
-    assert part.eval_splits == whole.eval_splits
-    assert load(task="cola", data=folder, train_rows=1000)[0] == whole
+    assert set(part.train.texts) <= set(all_rows.train.texts)
+    assert part.eval_splits == all_rows.eval_splits
+    assert load(task="cola", data=folder, train_rows=1000)[0] == all_rows
 
 
 def test_the_hub(monkeypatch, folder, tmp_path):
@@ -63,8 +63,8 @@ def test_the_hub(monkeypatch, folder, tmp_path):
     real = datasets.load_dataset
     monkeypatch.setattr(datasets, "load_dataset", lambda path, name, split: real(str(folder / name), split=split))
     (data,) = load(task="stsb")
-    (here,) = load(task="stsb", data=folder)
-    assert data == replace(here, source="nyu-mll/glue")
+    (local,) = load(task="stsb", data=folder)
+    assert data == replace(local, source="nyu-mll/glue")
 
     def unreachable(*arguments, **options):
         raise ConnectionError("no network\nat all")
@@ -73,7 +73,7 @@ def test_the_hub(monkeypatch, folder, tmp_path):
     fails(r"data: cannot read hub:nyu-mll/glue:cola:train from the Hugging Face Hub \(no network\)", task="cola")
 
 
-def own(tmp_path, train, validation=None):
+def own_files(tmp_path, train, validation=None):
     files = {}
     for name, labels in (("train", train), ("validation", train if validation is None else validation)):
         files[name] = tmp_path / f"{name}.jsonl"
@@ -82,15 +82,15 @@ def own(tmp_path, train, validation=None):
 
 
 def test_own_classes_may_be_numbers_and_own_numbers_whole(tmp_path):
-    assert load(**own(tmp_path, [10, 9, 10]))[0].task.classes == ("10", "9")
-    (data,) = load(**own(tmp_path, [1, 2, 3]), regression=True)
+    assert load(**own_files(tmp_path, [10, 9, 10]))[0].task.classes == ("10", "9")
+    (data,) = load(**own_files(tmp_path, [1, 2, 3]), regression=True)
     assert data.task.classes is None
     assert data.task.metrics == ("pearson", "spearman")
     assert data.train.labels == [1, 2, 3]
 
 
 def test_errors_of_own_tables(tmp_path):
-    good = own(tmp_path, ["a", "b"])
+    good = own_files(tmp_path, ["a", "b"])
     fails("^train: .*train.jsonl has no column 'x'; name one of t, y", **{**good, "text": "x"})
     fails("train.jsonl has no column 'z'; name one of t, y", **{**good, "label": "z"})
     fails("validation: no such file", **{**good, "validation": tmp_path / "none.csv"})
@@ -100,16 +100,16 @@ def test_errors_of_own_tables(tmp_path):
     fails("task: GLUE tasks and a task of your own", **good, task="cola")
     fails(
         r"^validation: .*validation.jsonl, row 2: expected one of 10, 20, got 1",
-        **own(tmp_path, [10, 20], [10, 1]),
+        **own_files(tmp_path, [10, 20], [10, 1]),
     )
-    fails("label: expected at least two classes", **own(tmp_path, ["a", "a"]))
-    good = own(tmp_path, ["a", "b"])
+    fails("label: expected at least two classes", **own_files(tmp_path, ["a", "a"]))
+    good = own_files(tmp_path, ["a", "b"])
     (tmp_path / "empty.csv").write_text("t,y\n")
     fails("^validation: .*empty.csv: expected at least one row", **{**good, "validation": tmp_path / "empty.csv"})
 
 
 def test_a_row_without_a_label_has_no_class(tmp_path):
-    fails(r"row 3: expected one of None, b, got None", **own(tmp_path, ["None", "b", None]))
+    fails(r"row 3: expected one of None, b, got None", **own_files(tmp_path, ["None", "b", None]))
 
 
 @pytest.mark.parametrize("label", [1.5e9, -1.5e9, 2**62, float("inf"), float("nan"), True])

@@ -38,54 +38,54 @@ def test_pairs_are_tokenized_as_their_tokenizer_does(tokenizer, monkeypatch):
     typed = AutoTokenizer.from_pretrained(tokenizer.name_or_path)
     typed.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
     split = Split(pairs, [len(b) for _, b in pairs])
-    found = rows.tokenize(split, typed, 14, EncoderConfig())
+    tokenized = rows.tokenize(split, typed, 14, EncoderConfig())
     sides = [[*side] for side in zip(*pairs, strict=True)]
     expected = typed(*sides, truncation=True, max_length=14)
-    assert [list(ids) for ids, _ in found.rows] == expected["input_ids"]
-    assert [list(types) for _, types in found.rows] == expected["token_type_ids"]
-    assert {kind for _, types in found.rows for kind in types} == {0, 1}
-    assert found.labels == [len(b) for _, b in pairs]
-    assert 0 < found.num_truncated == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
+    assert [list(ids) for ids, _ in tokenized.rows] == expected["input_ids"]
+    assert [list(types) for _, types in tokenized.rows] == expected["token_type_ids"]
+    assert {kind for _, types in tokenized.rows for kind in types} == {0, 1}
+    assert tokenized.labels == [len(b) for _, b in pairs]
+    assert 0 < tokenized.num_truncated == sum(len(row) > 14 for row in typed(*sides)["input_ids"])
 
 
 def test_padded_batches(encoded):
-    found = encoded()
-    padded = found.collate([0, 1])
-    long, short = found.lengths.flatten().tolist()[:2]
+    data = encoded()
+    padded = data.collate([0, 1])
+    long, short = data.lengths.flatten().tolist()[:2]
     assert padded["input_ids"].shape == (2, long)
     assert padded["attention_mask"].tolist() == [[1] * long, [1] * short + [0] * (long - short)]
     assert padded["labels"].tolist() == [0, 1]
-    assert "attention_mask" not in found.collate([0])
+    assert "attention_mask" not in data.collate([0])
     assert padded["labels"].dtype == torch.int64
     assert encoded(regression=True).collate([0])["labels"].dtype == torch.float32
 
 
 def test_a_funnel_drops_only_padding(encoded, tokenizer):
-    found = encoded()
-    funnel = replace(found, end=3)
+    data = encoded()
+    funnel = replace(data, end=3)
     batch = funnel.collate([0])
-    assert batch["attention_mask"].tolist() == [[1] * int(found.lengths[0]) + [0] * 3]
+    assert batch["attention_mask"].tolist() == [[1] * int(data.lengths[0]) + [0] * 3]
     blocks = EncoderConfig(blocks="1-1-1")
-    found = rows.tokenize(Split([("the cat",)], [0]), tokenizer, 9, blocks)
-    assert found.end == 3
+    data = rows.tokenize(Split([("the cat",)], [0]), tokenizer, 9, blocks)
+    assert data.end == 3
 
 
 def test_rows_are_cut_where_that_is_asked_for(encoded, tokenizer):
     assert encoded().num_truncated == 0
-    found = encoded(max_length=6)
-    assert found.num_truncated == 2
-    assert found.lengths.max() == 6
-    assert all(ids[-1] == tokenizer.sep_token_id for ids, _ in found.rows)
+    data = encoded(max_length=6)
+    assert data.num_truncated == 2
+    assert data.lengths.max() == 6
+    assert all(ids[-1] == tokenizer.sep_token_id for ids, _ in data.rows)
 
 
 def test_the_fingerprint_is_of_all_tokens_and_labels_and_of_the_weights(encoded):
-    def fingerprint(found, weights="w"):
-        return rows.fingerprint_rows([encoded(), found], weights)
+    def fingerprint(data, weights="w"):
+        return rows.fingerprint_rows([encoded(), data], weights)
 
-    whole = encoded()
-    assert fingerprint(whole) == fingerprint(encoded())
-    others = [encoded(max_length=6), encoded(regression=True), replace(whole, labels=[1, 1, 1, 0])]
-    prints = [fingerprint(whole), fingerprint(whole, "other"), *map(fingerprint, others)]
+    full = encoded()
+    assert fingerprint(full) == fingerprint(encoded())
+    variants = [encoded(max_length=6), encoded(regression=True), replace(full, labels=[1, 1, 1, 0])]
+    prints = [fingerprint(full), fingerprint(full, "other"), *map(fingerprint, variants)]
     assert len(set(prints)) == len(prints)
 
 

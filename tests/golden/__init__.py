@@ -33,8 +33,8 @@ def groups(file: str, *prefixes: str | tuple[str, ...]) -> list[list[Any]]:
         names = list(opened.keys())
         for case, config in json.loads(opened.metadata()["cases"]).items():
             prefix = next(prefix for prefix in prefixes if case.startswith(prefix))
-            own = [name for name in names if name.startswith(f"{case}/")]
-            stored = {name.removeprefix(f"{case}/"): _widen(opened.get_tensor(name)) for name in own}
+            case_names = [name for name in names if name.startswith(f"{case}/")]
+            stored = {name.removeprefix(f"{case}/"): _widen(opened.get_tensor(name)) for name in case_names}
             grouped[prefix].append(pytest.param(Case(config, stored), id=case))
     return list(grouped.values())
 
@@ -49,11 +49,11 @@ def check_gradients(
 ) -> None:
     """The gradients of ``(output * cotangent).sum()`` in every leaf equal the stored ones."""
     leaves = {name: tensor for name, tensor in tensors.items() if tensor.requires_grad}
-    found = torch.autograd.grad(
+    gradients = torch.autograd.grad(
         output, list(leaves.values()), tensors[cotangent], retain_graph=True, allow_unused=True, materialize_grads=True
     )
     assert leaves, "no gradient is stored"
-    for name, actual in zip(leaves, found, strict=True):
+    for name, actual in zip(leaves, gradients, strict=True):
         torch.testing.assert_close(
             actual,
             tensors[gradient.format(name)],

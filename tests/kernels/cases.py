@@ -186,7 +186,9 @@ def check_operators(operators, call, **opcheck):
     """Check what torch asks of the operators of a call and its gradients, and that they fill their outputs."""
     plain = call.arguments()
     leaves = [
-        each.clone().requires_grad_(each.is_floating_point()) if isinstance(each, torch.Tensor) else each
+        argument.clone().requires_grad_(argument.is_floating_point())
+        if isinstance(argument, torch.Tensor)
+        else argument
         for argument in plain
     ]
     torch.library.opcheck(operators.forward, leaves, **opcheck)

@@ -128,7 +128,8 @@ OPTIONS = {
 def results_of(options, training, arguments, seed):
     """The results of a call, and the gradients of all of its tensors."""
     *content, terms = arguments
-    leaves = [*content, *(getattr(term, field) for term in terms for field in term.axes)]
+    tensors = [getattr(term, field) for term in terms for field in term.axes]
+    leaves = [*content, *(tensor for tensor in tensors if tensor is not None)]
     for leaf in leaves:
         leaf.requires_grad_(training)
     torch.manual_seed(seed)  # of dropout

@@ -13,9 +13,9 @@ def settings(model, **options):
     """Learning rate and weight decay of every parameter, by name."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = build_optimizer(model, 1e-3, weight_decay=0.1, **options).param_groups
-    found = [(names[id(p)], (group["lr"], group["weight_decay"])) for group in groups for p in group["params"]]
-    assert sorted(name for name, _ in found) == sorted(names.values())  # each of them once
-    return dict(found)
+    pairs = [(names[id(p)], (group["lr"], group["weight_decay"])) for group in groups for p in group["params"]]
+    assert sorted(name for name, _ in pairs) == sorted(names.values())  # each of them once
+    return dict(pairs)
 
 
 @pytest.mark.parametrize("position", ["learned", "shaw", "tupe", "transformer_xl"])
@@ -29,8 +29,8 @@ def test_matrices_of_the_backbone_decay_and_position_does_not(position):
 
 @pytest.mark.parametrize("position", ["tisa", "learned+tisa"])
 def test_tisas_kernels_have_their_own_learning_rate(position):
-    found = settings(Encoder(small_config(position=position)), kernel_learning_rate=0.5)
-    for name, (rate, _) in found.items():
+    by_name = settings(Encoder(small_config(position=position)), kernel_learning_rate=0.5)
+    for name, (rate, _) in by_name.items():
         assert rate == (0.5 if name.rpartition(".")[2] in ("amplitude", "sharpness", "center") else 1e-3)
 
 
@@ -46,9 +46,9 @@ def shares(name, warmup, steps):
 def test_schedules_are_transformers_after_a_warm_up_that_starts_above_zero(name, theirs):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     expected = theirs(optimizer, num_warmup_steps=10, num_training_steps=100).lr_lambdas[0]
-    found = shares(name, 10, 100)
-    assert found[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
-    assert found[10:] == pytest.approx([expected(step) for step in range(10, 101)], abs=1e-12)
+    actual = shares(name, 10, 100)
+    assert actual[:10] == pytest.approx([(step + 1) / 10 for step in range(10)])
+    assert actual[10:] == pytest.approx([expected(step) for step in range(10, 101)], abs=1e-12)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -46,9 +46,9 @@ def check(alone, processes, atol):
     for name, weight in first[1].items():
         assert torch.equal(weight, second[1][name]), name
     assert len(losses) == len(first[0])
-    for found, expected in zip(first[0], losses, strict=True):
+    for actual, expected in zip(first[0], losses, strict=True):
         assert len(expected) > 1
-        torch.testing.assert_close(found, expected, rtol=2e-7, atol=atol)
+        torch.testing.assert_close(actual, expected, rtol=2e-7, atol=atol)
 
 
 def results(folder):
@@ -77,19 +77,19 @@ def compared(folder, commands):
 def test_every_training_takes_the_steps_of_one_process(text, tmp_path, subtests):  # noqa: F811
     encoder = ["pretrain", "--data", text, *ENCODER]
     commands = {
-        **{name: [*encoder, *more] for name, more in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
+        **{name: [*encoder, *flags] for name, flags in ENCODERS.items() if EVERY or name in USUAL_ENCODERS},
         **{
             name: [*encoder, "--steps=2", f"--position={name}"]
             for name in (position_names() if EVERY else USUAL_METHODS)
         },
     }
-    for name, (alone, processes, (expected, found)) in compared(tmp_path, commands).items():
+    for name, (alone, processes, (expected, actual)) in compared(tmp_path, commands).items():
         with subtests.test(name):
             # bfloat16 rounds each batch's gradients, and the batches are others.
             check(alone, processes, atol=5e-3 if name == "bfloat16" else 2e-6)
-            scores = (each['["train"]']["scores"] for each in (found, expected))
-            for (_, score), (_, other) in zip(*scores, strict=True):
-                assert score == pytest.approx(other, abs=5e-3 if name == "bfloat16" else 1.1e-4)
+            scores = (result['["train"]']["scores"] for result in (actual, expected))
+            for (_, score), (_, expected_score) in zip(*scores, strict=True):
+                assert score == pytest.approx(expected_score, abs=5e-3 if name == "bfloat16" else 1.1e-4)
 
 
 def test_a_batch_that_cannot_be_divided_is_refused(capsys, monkeypatch, tmp_path):
@@ -152,9 +152,9 @@ def test_a_killed_process_ends_the_job_which_continues_with_any_number_of_proces
     script = tmp_path / "killed.py"
     script.write_text(AT_STEP_3.format(happens="os.kill(os.getpid(), signal.SIGKILL)"))
     command = [str(Path(sys.executable).with_name("whereformer"))]
-    whole = launched(command, *options, str(tmp_path / "whole"))
-    assert whole.returncode == 0, whole.stderr
-    assert whole.stdout.count("wrote ") == 1
+    complete = launched(command, *options, str(tmp_path / "whole"))
+    assert complete.returncode == 0, complete.stderr
+    assert complete.stdout.count("wrote ") == 1
     assert launched([str(script)], *options, str(tmp_path / "two")).returncode != 0
     assert [path.name for path in (tmp_path / "two" / "checkpoints").iterdir()] == ["checkpoint-2"]
     shutil.copytree(tmp_path / "two", tmp_path / "one")
@@ -181,8 +181,8 @@ def test_an_error_of_one_process_ends_all(text, tmp_path):  # noqa: F811
     script.write_text(AT_STEP_3.format(happens='raise InputError("steps", "too many for this process")'))
     ended = launched([str(script)], "pretrain", "--data", text, *ENCODER, "--out", str(tmp_path / "out"))
     assert ended.returncode != 0
-    said = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
-    assert "whereformer: --steps: too many for this process" in said
+    lines = [line for line in ended.stderr.splitlines() if "whereformer:" in line]
+    assert "whereformer: --steps: too many for this process" in lines
     # torchrun ends with one of its own.
     assert ended.stderr.count("Traceback") == 1
 

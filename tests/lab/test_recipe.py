@@ -33,7 +33,7 @@ toy = as_function(Toy)
 
 
 def values(out):
-    return {name: each["value"] for name, each in read_records(Path(out) / "records.jsonl")[1].items()}
+    return {name: record["value"] for name, record in read_records(Path(out) / "records.jsonl")[1].items()}
 
 
 def numbers(out):
@@ -162,8 +162,8 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(own, number):
-        Path("own_recipe.py").write_text(own)
+    def run(source, number):
+        Path("own_recipe.py").write_text(source)
         Path("number_beside.py").write_text(f"NUMBER = {number}")
         for name in ("own_recipe", "number_beside"):
             monkeypatch.delitem(sys.modules, name, raising=False)
@@ -175,11 +175,11 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
         run(OWN, "forgotten")
     assert "It is 7." in run(OWN, "7")
     assert "`whereformer run own_recipe.py`" in Path("out/report.md").read_text()
-    for own, number in ((OWN, "8"), (OWN + "# changed", "7")):
+    for source, number in ((OWN, "8"), (OWN + "# changed", "7")):
         with pytest.raises(SystemExit):
-            run(own, number)
-        said = capsys.readouterr().err
-        assert "out has results for a different version of the code; choose another folder" in said
+            run(source, number)
+        message = capsys.readouterr().err
+        assert "out has results for a different version of the code; choose another folder" in message
 
 
 def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):
@@ -192,13 +192,13 @@ def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_pa
     }
     (tmp_path / "torch").mkdir()  # a folder beside it, named as something that is imported
     files["main.py"] += "\nimport torch"
-    found = set()
+    fingerprints = set()
     for changed in (None, *files):
         for name, text in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text + "\n# changed" * (name == changed))
-        found.add(fingerprint_of_code(tmp_path / "main.py"))
-    assert len(found) == 1 + len(files)
+        fingerprints.add(fingerprint_of_code(tmp_path / "main.py"))
+    assert len(fingerprints) == 1 + len(files)
 
 
 def test_a_template_in_a_package_is_no_error(tmp_path):
@@ -236,7 +236,7 @@ def help_of(capsys, *words):
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("options", "expected"),
     [
         ({"size": 3.5}, "size: expected an integer, got 3.5"),
         ({"size": True}, "size: expected an integer, got True"),
@@ -253,16 +253,16 @@ def help_of(capsys, *words):
         ({"size": np.bool_(True)}, "size: expected an integer, got True"),
     ],
 )
-def test_a_bad_option_is_named(given, expected):
+def test_a_bad_option_is_named(options, expected):
     with pytest.raises(InputError) as error:
-        toy(**given, quiet=True)
+        toy(**options, quiet=True)
     assert expected in str(error.value)
 
 
 def test_options_are_given_by_name():
-    for given, options in ((["folder"], {}), ([], {"sizes": 3})):
+    for arguments, options in ((["folder"], {}), ([], {"sizes": 3})):
         with pytest.raises(TypeError):
-            toy(*given, **options)
+            toy(*arguments, **options)
 
 
 def test_text_lists_and_whole_numbers_stand_for_an_option():
@@ -313,8 +313,8 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     assert changed[change] != lines[1]
     path.write_bytes(first + lines[0] + changed[change] + lines[2])
     toy(out=tmp_path, jobs=1)
-    told = f"line 3 of {path} is damaged; its result will be computed again"
-    assert (told in capsys.readouterr().out) == (change != "line lost")
+    message = f"line 3 of {path} is damaged; its result will be computed again"
+    assert (message in capsys.readouterr().out) == (change != "line lost")
     assert numbers(tmp_path) == before
 
 
@@ -329,8 +329,8 @@ def test_a_damaged_first_line_loses_no_record(tmp_path, capsys):
             read_records(path)
         toy(out=tmp_path, jobs=1)
         aside = tmp_path / f"records.damaged-{number}.jsonl"
-        assert f"the first line of {path}, which has the options" in (said := capsys.readouterr().out)
-        assert f"all results will be computed again, and {aside} keeps the old file" in said
+        assert f"the first line of {path}, which has the options" in (output := capsys.readouterr().out)
+        assert f"all results will be computed again, and {aside} keeps the old file" in output
         assert aside.read_bytes() == damaged
         assert numbers(tmp_path) == before
     path.write_text("my own notes\n")
@@ -363,17 +363,17 @@ def by(folder):
 def test_results_of_another_version_are_done_again(older, capsys):
     before = values(older)
     report = toy(out=older, jobs=1)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     line = "2 of 3 results are of whereformer 0.0.1, and this is 9.9.9; they are computed again (--keep-versions"
-    assert line in said
-    assert "already done" not in said
+    assert line in output
+    assert "already done" not in output
     assert by(older) == [["9.9.9"]] * 3
     assert len((older / "records.jsonl").read_text().splitlines()) == 4  # none of the old ones is left
     assert values(older).keys() > before.keys()
     assert not any("whereformer" in sentence for sentence in report.sentences)
     toy(out=older, jobs=1)
-    assert "results are of" not in (said := capsys.readouterr().out)
-    assert "3 of 3 runs are already done" in said
+    assert "results are of" not in (output := capsys.readouterr().out)
+    assert "3 of 3 runs are already done" in output
 
 
 def test_results_of_another_version_are_kept_knowingly(older, capsys):
@@ -383,13 +383,13 @@ def test_results_of_another_version_are_kept_knowingly(older, capsys):
     assert line in capsys.readouterr().out
     assert by(older) == [["0.0.1"], ["0.0.1"], ["9.9.9"]]
     assert values(older) | before == values(older)
-    told = "These results are of whereformer 0.0.1; 9.9.9; the table of versions says which."
-    assert told in report.sentences
-    assert told in report_of(older)
+    sentence = "These results are of whereformer 0.0.1; 9.9.9; the table of versions says which."
+    assert sentence in report.sentences
+    assert sentence in report_of(older)
     assert "| 0.0.1 | draw 0, draw 1 |\n| 9.9.9 | draw 2 |" in report_of(older)
     assert "draw 0, draw 1" in (older / "report.html").read_text()
     provenance = [json.loads(line)["provenance"] for line in (older / "records.jsonl").read_text().splitlines()[1:]]
-    assert [each["versions"]["whereformer"] for each in provenance] == ["0.0.1", "0.0.1", "9.9.9"]
+    assert [entry["versions"]["whereformer"] for entry in provenance] == ["0.0.1", "0.0.1", "9.9.9"]
 
 
 def test_an_interrupted_repetition_can_still_be_kept(older):
@@ -494,9 +494,9 @@ def test_processes_give_the_same_records(tmp_path, monkeypatch):
     one, two = (toy(out=tmp_path / str(jobs), jobs=jobs, quiet=True) for jobs in (1, 2))
     assert numbers(tmp_path / "1") == numbers(tmp_path / "2")
     assert list(one.values) == list(two.values)
-    assert {each.process for each in one.values.values()} == {os.getpid()}
-    assert os.getpid() not in {each.process for each in two.values.values()}
-    assert {each.threads for each in two.values.values()} == {1}
+    assert {result.process for result in one.values.values()} == {os.getpid()}
+    assert os.getpid() not in {result.process for result in two.values.values()}
+    assert {result.threads for result in two.values.values()} == {1}
     assert 1 <= default_jobs("cpu", has_small_models=True) <= 8
     assert default_jobs("cpu", has_small_models=False) == 1
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
@@ -608,7 +608,7 @@ def test_a_value_that_is_no_json_is_named(tmp_path):
         return float("nan")
 
     with (
-        Run(tmp_path, {}, quiet=True) as run,
+        Run(Toy(out=tmp_path), {}, quiet=True) as run,
         pytest.raises(TypeError, match=r'the value of \["worst", 3\] is not JSON'),
     ):
         run.map([(3,)], worst, task="worst", kind=float)

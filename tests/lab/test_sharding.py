@@ -53,9 +53,9 @@ def _sharded(rank, port, folder, positions):
         fully_shard(model, mesh=mesh)
         losses = train(model, rows()[rank::2])
         distributed.all_reduce(losses)
-        found = {name: weight.full_tensor().detach() for name, weight in model.named_parameters()}
+        weights = {name: weight.full_tensor().detach() for name, weight in model.named_parameters()}
         if ranks.is_main():
-            save_file({**found, "losses": losses / 2}, folder / f"{position}.safetensors")
+            save_file({**weights, "losses": losses / 2}, folder / f"{position}.safetensors")
     ranks.wait()
     ranks.leave()
 
@@ -71,10 +71,10 @@ def test_every_method_trains_sharded(tmp_path, subtests):
     multiprocessing.spawn(_sharded, (port, tmp_path, positions), nprocs=2)
     for position in positions:
         with subtests.test(position):
-            found, model = load_file(tmp_path / f"{position}.safetensors"), build(position)
+            sharded, model = load_file(tmp_path / f"{position}.safetensors"), build(position)
             initial = {name: weight.detach().clone() for name, weight in model.named_parameters()}
             losses = train(model, rows())
-            torch.testing.assert_close(found.pop("losses"), losses, rtol=1e-6, atol=1e-6)
+            torch.testing.assert_close(sharded.pop("losses"), losses, rtol=1e-6, atol=1e-6)
             trained = {name: weight.detach() for name, weight in model.named_parameters()}
-            torch.testing.assert_close(found, trained, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(sharded, trained, rtol=1e-5, atol=1e-6)
             assert any(not torch.equal(weight, initial[name]) for name, weight in trained.items())

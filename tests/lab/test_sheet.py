@@ -20,8 +20,8 @@ SHEET = Sheet.of(
 def test_nothing_is_cut(width):
     stream = io.StringIO()
     Terminal(file=stream, width=width).print(SHEET)
-    found = stream.getvalue()
-    assert max(map(len, found.splitlines())) <= width
-    assert "\N{HORIZONTAL ELLIPSIS}" not in found
-    assert found.count("loss") == found.count("1.234") == found.count("2.345") == 6
-    assert found.count("Losses") == found.count("tisa") == found.count("Lower is better.") == 1
+    printed = stream.getvalue()
+    assert max(map(len, printed.splitlines())) <= width
+    assert "\N{HORIZONTAL ELLIPSIS}" not in printed
+    assert printed.count("loss") == printed.count("1.234") == printed.count("2.345") == 6
+    assert printed.count("Losses") == printed.count("tisa") == printed.count("Lower is better.") == 1

@@ -67,38 +67,38 @@ def test_a_killed_training_continues_to_the_same_bits(schedule, tmp_path):
     def scores(model):
         return {"score": lambda step: model.head.decoder.bias.sum().item(), "score_at": (3, 10)}
 
-    whole = model()
-    expected = train(whole, batches, training, **scores(whole))
+    unbroken = model()
+    expected = train(unbroken, batches, training, **scores(unbroken))
 
     def stop(steps, loss):
-        seen.append(steps)
-        if sum(seen) == 9:
+        first_steps.append(steps)
+        if sum(first_steps) == 9:
             raise StopError
 
-    seen = []
+    first_steps = []
     with pytest.raises(StopError):
-        train(other := model(), batches, training, checkpoints=to, on_log=stop, **scores(other))
+        train(killed := model(), batches, training, checkpoints=to, on_log=stop, **scores(killed))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-8"]
     (tmp_path / "checkpoint-12.partial").mkdir()  # of a kill while it was written
-    told, again = [], model()
-    found = train(
-        again, batches, training, checkpoints=to, on_log=lambda steps, loss: told.append(steps), **scores(again)
+    later_steps, again = [], model()
+    progress = train(
+        again, batches, training, checkpoints=to, on_log=lambda steps, loss: later_steps.append(steps), **scores(again)
     )
-    assert found == expected
-    assert told[0] == 8
-    assert same(weights(again), weights(whole))
+    assert progress == expected
+    assert later_steps[0] == 8
+    assert same(weights(again), weights(unbroken))
 
 
 @pytest.mark.slow
 def test_a_compiled_model_trains_alike():
-    found, expected = model(dropout=0.0), model(dropout=0.0)
-    found.config.label_share = expected.config.label_share = 0.4
+    compiled, expected = model(dropout=0.0), model(dropout=0.0)
+    compiled.config.label_share = expected.config.label_share = 0.4
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    assert train(found, WINDOWS.batch, plan(compiled=True)).losses == pytest.approx(
+    assert train(compiled, WINDOWS.batch, plan(compiled=True)).losses == pytest.approx(
         train(expected, WINDOWS.batch, plan()).losses
     )
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs + 1  # the whole model, for all steps
-    for name, weight in weights(found).items():
+    for name, weight in weights(compiled).items():
         torch.testing.assert_close(weight, weights(expected)[name], rtol=1e-3, atol=1e-4)
 
 
@@ -120,8 +120,8 @@ def test_a_signal_saves_and_stops(number, tmp_path):
 
 @pytest.mark.parametrize("damage", ["flip", "delete", "manifest", "other", "step"])
 def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(damage, tmp_path):
-    told = []
-    to = Checkpoints(tmp_path, 4, {"seed": 0}, told.append, max_checkpoints=2)
+    lines = []
+    to = Checkpoints(tmp_path, 4, {"seed": 0}, lines.append, max_checkpoints=2)
     expected = train(model(), batches, plan(), checkpoints=to)
     newest = tmp_path / "checkpoint-8"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", newest.name]
@@ -136,8 +136,8 @@ def test_a_checkpoint_that_is_damaged_or_of_another_training_is_passed_over(dama
         changes = {"other": ('"seed": 0', '"seed": 1'), "step": ('"step": 8', '"step": 9')}
         (newest / "manifest.json").write_text(written.replace(*changes.get(damage, (written, written[:-9]))))
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert told[0].startswith(f"skipping {newest}: ")
-    assert told[1:] == [f"{tmp_path}: continuing after step 4 of 12"]
+    assert lines[0].startswith(f"skipping {newest}: ")
+    assert lines[1:] == [f"{tmp_path}: continuing after step 4 of 12"]
 
 
 def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tmp_path):
@@ -148,10 +148,10 @@ def test_another_number_of_processes_continues_with_random_numbers_of_its_own(tm
     state = torch.load(checkpoint / "state.pt")
     torch.save({**state, "random": state["random"] * 2}, checkpoint / "state.pt")
     manifest.write(checkpoint, manifest.read(checkpoint))
-    found = train(model(), batches, plan(), checkpoints=to)
-    assert found.losses[:8] == expected.losses[:8]
-    assert found.losses[8:] == pytest.approx(expected.losses[8:], rel=0.05)
-    assert found.losses[8:] != expected.losses[8:]
+    progress = train(model(), batches, plan(), checkpoints=to)
+    assert progress.losses[:8] == expected.losses[:8]
+    assert progress.losses[8:] == pytest.approx(expected.losses[8:], rel=0.05)
+    assert progress.losses[8:] != expected.losses[8:]
 
 
 class Touch:
@@ -193,32 +193,32 @@ def test_a_forged_checkpoint_that_does_not_load_is_named(forged, tmp_path):
     [None, {"step": 9}, {"step": 8, "losses": ["1"] * 8}, {"step": 8, "losses": [math.inf] * 8}, {"step": 0}, {"a": 1}],
 )
 def test_a_forged_training_is_passed_over(done, tmp_path):
-    told = []
-    to = Checkpoints(tmp_path, 4, log=told.append, max_checkpoints=2)
+    lines = []
+    to = Checkpoints(tmp_path, 4, log=lines.append, max_checkpoints=2)
     expected = train(model(), batches, plan(), checkpoints=to)
     newest = tmp_path / "checkpoint-8"
     manifest.write(newest, {**manifest.read(newest), "done": done})
     assert train(model(), batches, plan(), checkpoints=to) == expected
-    assert told[0] == f"skipping {newest}: its manifest does not describe a checkpoint"
+    assert lines[0] == f"skipping {newest}: its manifest does not describe a checkpoint"
 
 
 def test_a_checkpoint_of_another_version_is_passed_over_or_continued_knowingly(tmp_path, monkeypatch):
-    told, asked = [], []
+    lines, versions = [], []
     expected = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "older", 4))
     train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4))
     shutil.copytree(tmp_path / "first", tmp_path / "kept")
     monkeypatch.setattr("whereformer.lab.train.this_version", lambda: "9.9.9")
-    again = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4, log=told.append))
-    assert told == [
+    again = train(model(), batches, plan(), checkpoints=Checkpoints(tmp_path / "first", 4, log=lines.append))
+    assert lines == [
         f"skipping {tmp_path / 'first' / 'checkpoint-8'}: "
         f"it is of whereformer {expected.versions[0]} (--keep-versions continues it)"
     ]
     assert (again.losses, again.versions) == (expected.losses, ["9.9.9"])
-    told.clear()
-    keeps = Checkpoints(tmp_path / "kept", 4, log=told.append, keeps=lambda version: asked.append(version) or True)
+    lines.clear()
+    keeps = Checkpoints(tmp_path / "kept", 4, log=lines.append, keeps=lambda version: versions.append(version) or True)
     again = train(model(), batches, plan(), checkpoints=keeps)
-    assert told == [f"{tmp_path / 'kept'}: continuing after step 8 of 12"]
-    assert asked == expected.versions
+    assert lines == [f"{tmp_path / 'kept'}: continuing after step 8 of 12"]
+    assert versions == expected.versions
     assert (again.losses, again.versions) == (expected.losses, [*expected.versions, "9.9.9"])
 
 
@@ -264,24 +264,24 @@ def test_a_loss_that_is_no_number_is_found_at_its_step(tmp_path):
 
     with pytest.raises(NotFiniteError) as error:
         train(broken, bad, plan(), checkpoints=Checkpoints(tmp_path, 8))
-    told = "learning_rate: the loss is not finite (NaN or inf) after 6 steps; 0.005 is too high, try 0.00125"
-    assert str(error.value) == told
+    message = "learning_rate: the loss is not finite (NaN or inf) after 6 steps; 0.005 is too high, try 0.00125"
+    assert str(error.value) == message
     assert error.value.problem == "the loss is not finite (NaN or inf) after 6 steps"
     assert not list(tmp_path.iterdir())
 
 
 def test_parts_of_a_batch_take_the_step_of_all_of_it():
-    whole, parted = model(dropout=0.0), model(dropout=0.0)
-    one = train(whole, batches, plan()).losses
+    single, parted = model(dropout=0.0), model(dropout=0.0)
+    one = train(single, batches, plan()).losses
     two = train(parted, batches, plan(accumulate=2)).losses
     assert two == pytest.approx(one, rel=1e-4)
-    for name, weight in weights(whole).items():
+    for name, weight in weights(single).items():
         torch.testing.assert_close(parted.state_dict()[name], weight, atol=1e-3, rtol=1e-3)
 
 
 def test_a_part_without_a_row_or_a_label_does_not_count():
     def two_rows(step):
-        rows = {name: each[5:7] for name, each in batches(step).items()}
+        rows = {name: tensor[5:7] for name, tensor in batches(step).items()}
         return {**rows, "labels": rows["labels"].where(torch.tensor([[False], [True]]), -100)}
 
     one = train(model(dropout=0.0), two_rows, plan()).losses
@@ -310,11 +310,11 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         free.bind(("localhost", 0))
         port = str(free.getsockname()[1])
     multiprocessing.spawn(together, (str(tmp_path), port), nprocs=2)
-    losses, found = torch.load(tmp_path / "found.pt")
+    losses, trained = torch.load(tmp_path / "found.pt")
     alone = model(dropout=0.0)
     assert train(alone, batches, plan()).losses == pytest.approx(losses, rel=1e-4)
     for name, weight in weights(alone).items():
-        torch.testing.assert_close(found[name], weight, atol=1e-3, rtol=1e-3)
+        torch.testing.assert_close(trained[name], weight, atol=1e-3, rtol=1e-3)
     shutil.rmtree(tmp_path)
 
 
@@ -331,7 +331,7 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__
         masks = args[1] if name in ("index", "index_put_") else ()
-        by_mask = any(each is not None and each.dtype == torch.bool for each in masks)
+        by_mask = any(mask is not None and mask.dtype == torch.bool for mask in masks)
         if name == "_local_scalar_dense" or (self.sizes and (by_mask or name in ("nonzero", "masked_select"))):
             self.found[self.step] += 1
         return func(*args, **(kwargs or {}))
@@ -339,11 +339,11 @@ class Waits(TorchDispatchMode):
 
 @pytest.mark.parametrize("position", ["none", "rope", "tisa", "shaw", "learned"])
 def test_no_step_waits_for_the_device(position):
-    mode, drawn = Waits(), [batches(step) for step in range(STEPS)]
+    mode, prepared = Waits(), [batches(step) for step in range(STEPS)]
 
     def batch(step):
         mode.step = step + 1
-        return drawn[step]
+        return prepared[step]
 
     with mode:
         train(model(position), batch, plan())

@@ -50,9 +50,9 @@ class Toy(ManyRuns):
     """What happens at seed 1."""
 
     def run(self, run: Run) -> Report:
-        found = run.map([(seed,) for seed in range(self.seeds)], self.draw, task="draw", kind=Drawn)
-        rows = [(str(seed), f"{drawn.number:.3f}") for (seed,), drawn in found.items()]
-        return Report("How large?", ["Noise <is> noise."], [Sheet.of("Noise", ["seed", "value"], rows), FIGURE], found)
+        draws = run.map([(seed,) for seed in range(self.seeds)], self.draw, task="draw", kind=Drawn)
+        rows = [(str(seed), f"{draw.number:.3f}") for (seed,), draw in draws.items()]
+        return Report("How large?", ["Noise <is> noise."], [Sheet.of("Noise", ["seed", "value"], rows), FIGURE], draws)
 
     def draw(self, run: Run, seed: int) -> Drawn:
         if seed == 1 and self.fails == "kill":

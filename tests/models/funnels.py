@@ -60,8 +60,8 @@ MODES = {
 def positions_of(config, length, poolings):
     """Where the tokens of a block are; [CLS] is as far from the first word as words are from each other."""
     stride = 2**poolings
-    places = torch.arange(length) * stride + (1 - stride if config.separate_cls else 0)
-    return places.clamp(min=0) if config.position in OF_ROWS else places
+    positions = torch.arange(length) * stride + (1 - stride if config.separate_cls else 0)
+    return positions.clamp(min=0) if config.position in OF_ROWS else positions
 
 
 def segment_scores(segments, query, query_types, key_types):
@@ -82,24 +82,25 @@ def split(features, heads):
     return features.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def attend(model, layer, queries, keys, here, there):
-    """A layer's attention from the tokens ``here`` to those ``there``: (positions, mask, types) each."""
+def attend(model, layer, queries, keys, query_tokens, key_tokens):
+    """A layer's attention from ``query_tokens`` to ``key_tokens``, each (positions, mask, types)."""
     position, module = model.position, model.layers[model.passes[layer]].attention
-    heads, places = model.config.num_attention_heads, (here[0], there[0])
-    site = Site(*places, layer, key_mask=there[1])
+    heads, positions = model.config.num_attention_heads, (query_tokens[0], key_tokens[0])
+    site = Site(*positions, layer, key_mask=key_tokens[1])
     terms = position.terms(queries, site)
     query, key, value = None, None, split(module.value(keys), heads)
     if position.uses_query_key:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
         terms += position.content_terms(query, key, site)
-        if module.segments is not None and here[2] is not None:
-            terms += (DenseBias(segment_scores(module.segments, query, here[2], there[2])),)
+        if module.segments is not None and query_tokens[2] is not None:
+            terms += (DenseBias(segment_scores(module.segments, query, query_tokens[2], key_tokens[2])),)
         query, key, value = position.transform_qkv(query, key, value, site)
-    options = {"query_positions": here[0], "key_positions": there[0], "key_mask": there[1], "backend": "reference"}
-    return module.out(attention(query, key, value, terms, **options).transpose(1, 2).flatten(2))
+    options = {"query_positions": positions[0], "key_positions": positions[1], "key_mask": key_tokens[1]}
+    output = attention(query, key, value, terms, **options, backend="reference")
+    return module.out(output.transpose(1, 2).flatten(2))
 
 
-def run_layer(model, layer, queries, keys, here, there):
+def run_layer(model, layer, queries, keys, query_tokens, key_tokens):
     """A whole layer, whose residual is that of the queries."""
     module = model.layers[model.passes[layer]]
 
@@ -108,9 +109,9 @@ def run_layer(model, layer, queries, keys, here, there):
 
     if model.config.norm == "pre":
         normed = (module.attention_norm(hidden) for hidden in (queries, keys))
-        hidden = queries + attend(model, layer, *normed, here, there)
+        hidden = queries + attend(model, layer, *normed, query_tokens, key_tokens)
         return hidden + feed(module.feed_forward_norm(hidden))
-    hidden = module.attention_norm(queries + attend(model, layer, queries, keys, here, there))
+    hidden = module.attention_norm(queries + attend(model, layer, queries, keys, query_tokens, key_tokens))
     return module.feed_forward_norm(hidden + feed(hidden))
 
 
@@ -133,9 +134,8 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
                 pool(below[1], groups, MODES[config.mask_pooling]),
                 None if types is None else pool(below[2], groups, MODES["first"]),
             )
-            whole = config.pool_query_only
-            keys, there = (states[-1], below) if whole else (pooled, site)
-            states.append(run_layer(model, layer, pooled, keys, site, there))
+            keys, key_tokens = (states[-1], below) if config.pool_query_only else (pooled, site)
+            states.append(run_layer(model, layer, pooled, keys, site, key_tokens))
             layer += 1
         while layer < layers.stop:
             states.append(run_layer(model, layer, states[-1], states[-1], site, site))
@@ -145,8 +145,8 @@ def written_out(model, input_ids, attention_mask, token_type_ids):
     if model.has_decoder:
         last, times, apart = states[-1], 2 ** (len(model.blocks) - 1), int(config.separate_cls)
         sources = [i if i < apart else apart + (i - apart) // times for i in range(length)]
-        nothing = torch.zeros_like(last[:, 0])
-        repeated = [last[:, source] if source < last.shape[1] else nothing for source in sources]
+        zeros = torch.zeros_like(last[:, 0])
+        repeated = [last[:, source] if source < last.shape[1] else zeros for source in sources]
         states.append(torch.stack(repeated, 1) + first)
         while layer < len(model.passes):
             states.append(run_layer(model, layer, states[-1], states[-1], start, start))

@@ -36,15 +36,15 @@ def run(model, inputs):
     """All hidden states and what the head says, at real tokens."""
     out = model(**inputs, output_hidden_states=True)
     real = inputs["attention_mask"].bool()
-    found = [*out.hidden_states]
+    tensors = [*out.hidden_states]
     for name in ("last_hidden_state", "logits", "prediction_logits"):
-        found += [out[name]] if name in out else []
-    return [tensor[real] if tensor.shape[:2] == real.shape else tensor for tensor in found]
+        tensors += [out[name]] if name in out else []
+    return [tensor[real] if tensor.shape[:2] == real.shape else tensor for tensor in tensors]
 
 
-def close(found, expected, rtol=1e-9, atol=1e-10):
+def close(actual, expected, rtol=1e-9, atol=1e-10):
     """Compare what two models computed, the number of tensors too."""
-    for number, golden in zip(found, expected, strict=True):
+    for number, golden in zip(actual, expected, strict=True):
         torch.testing.assert_close(number, golden, rtol=rtol, atol=atol)
 
 

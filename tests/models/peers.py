@@ -122,8 +122,8 @@ def train_step(model, inputs=None):
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def close(found, expected, factor=1.0):
-    torch.testing.assert_close(found, expected, rtol=1e-4 * factor, atol=2e-5 * factor)
+def close(actual, expected, factor=1.0):
+    torch.testing.assert_close(actual, expected, rtol=1e-4 * factor, atol=2e-5 * factor)
 
 
 def positions_of(model):
@@ -138,9 +138,9 @@ def contents(value, inside=0):
     if isinstance(value, torch.Tensor):
         return id(value), value.requires_grad, value.detach().cpu().numpy().tobytes()
     if isinstance(value, (list, tuple)) and inside < 4:
-        return id(value) if isinstance(value, list) else None, [contents(each, inside + 1) for each in value]
+        return id(value) if isinstance(value, list) else None, [contents(item, inside + 1) for item in value]
     if isinstance(value, dict) and inside < 4:
-        return id(value), [(key, contents(each, inside + 1)) for key, each in value.items()]
+        return id(value), [(key, contents(item, inside + 1)) for key, item in value.items()]
     if isinstance(value, (int, float, str, bool, type(None))):
         return value
     return id(value)
@@ -148,13 +148,13 @@ def contents(value, inside=0):
 
 def everything(model):
     """Every attribute of every module and of every configuration."""
-    found = {}
+    attributes = {}
     for name, module in model.named_modules():
         for key, value in vars(module).items():
-            found[f"{name}.{key}"] = contents(value)
+            attributes[f"{name}.{key}"] = contents(value)
             if isinstance(value, transformers.PreTrainedConfig):
-                found[f"{name}.{key}: fields"] = contents(vars(value))
+                attributes[f"{name}.{key}: fields"] = contents(vars(value))
                 for inner, config in vars(value).items():
                     if isinstance(config, transformers.PreTrainedConfig):
-                        found[f"{name}.{key}.{inner}: fields"] = contents(vars(config))
-    return found
+                        attributes[f"{name}.{key}.{inner}: fields"] = contents(vars(config))
+    return attributes

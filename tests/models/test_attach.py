@@ -179,8 +179,8 @@ def test_half_precision(name, length):
         mixed = states(model, inputs)
         mixed.float().pow(2).sum().backward()
     half = states(model.to(torch.bfloat16), inputs)
-    for found in (mixed, half):
-        assert (found.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
+    for hidden in (mixed, half):
+        assert (hidden.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
 def test_dropout_drops_attention_weights():
@@ -204,12 +204,12 @@ def test_attention_weights_are_real(name):
     ours = attach(make(name), "none")
     inputs = batch(ours)
     options = {"output_attentions": True}
-    expected, found = (model(**inputs, **options) for model in (theirs, ours))
+    expected, actual = (model(**inputs, **options) for model in (theirs, ours))
     for kind in ("attentions", "encoder_attentions", "decoder_attentions", "cross_attentions"):
         if hasattr(expected, kind) and getattr(expected, kind) is not None:
-            assert len(getattr(found, kind)) == len(getattr(expected, kind))
-            assert kind == "cross_attentions" or len(getattr(found, kind)) > 0
-            for mine, their in zip(getattr(found, kind), getattr(expected, kind), strict=True):
+            assert len(getattr(actual, kind)) == len(getattr(expected, kind))
+            assert kind == "cross_attentions" or len(getattr(actual, kind)) > 0
+            for mine, their in zip(getattr(actual, kind), getattr(expected, kind), strict=True):
                 if name != "t5":
                     mine, their = (
                         weights.transpose(1, 2)[inputs["attention_mask"].bool()] for weights in (mine, their)
@@ -279,10 +279,10 @@ def test_t5_with_its_own_biases_as_a_table_is_t5(implementation):
     theirs = make(make_t5(transformers.T5ForConditionalGeneration))
     switch(theirs, implementation)
     ours = attach(copy.deepcopy(theirs), "none")
-    expected, found = (model.double().train()(**t5_batch()) for model in (theirs, ours))
-    torch.testing.assert_close(found.logits, expected.logits, rtol=1e-9, atol=1e-9)
+    expected, actual = (model.double().train()(**t5_batch()) for model in (theirs, ours))
+    torch.testing.assert_close(actual.logits, expected.logits, rtol=1e-9, atol=1e-9)
     expected.loss.backward()
-    found.loss.backward()
+    actual.loss.backward()
     for (name, mine), their in zip(ours.named_parameters(), theirs.parameters(), strict=True):
         torch.testing.assert_close(
             mine.grad, their.grad, rtol=1e-7, atol=1e-9, msg=lambda text, name=name: f"{name} {text}"
@@ -302,12 +302,12 @@ def test_a_t5_without_logarithmic_buckets_is_refused(distance, exact):
 
 def test_t5_hands_on_a_table_and_no_matrix():
     model = attach(make("t5"), "none")
-    seen = []
+    shapes = []
     for module in model.modules():
         if type(module).__name__ == "T5Attention":
-            module.register_forward_hook(lambda module, args, output: seen.append(tuple(output[1].shape)))
+            module.register_forward_hook(lambda module, args, output: shapes.append(tuple(output[1].shape)))
     states(model)
-    assert set(seen) == {(1, 2, 1, 257), (1, 2, 1, 1)}
+    assert set(shapes) == {(1, 2, 1, 257), (1, 2, 1, 1)}
 
 
 @pytest.mark.parametrize("position", ["none", "tisa"])
@@ -330,8 +330,8 @@ def test_t5_may_have_other_positions_instead():
     assert not any("relative_attention_bias" in name for name in model.state_dict())
     with torch.no_grad():
         for stack, table in ((model.encoder, 0), (model.decoder, 1)):
-            own = make("t5")
-            source = (own.encoder, own.decoder)[table].block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            t5 = make("t5")
+            source = (t5.encoder, t5.decoder)[table].block[0].layer[0].SelfAttention.relative_attention_bias.weight
             stack.whereformer.weight.copy_(source.mT)
     close(states(model), states(make("t5")))
 
@@ -359,12 +359,12 @@ def test_gradient_checkpointing(name, position, reentrant):
     model = attach(make(name), position)
     loss, gradients = train_step(model)
     checkpoint_activations(model, use_reentrant=reentrant)
-    again, found = train_step(model)
+    again, gradients_again = train_step(model)
     close(again, loss)
-    assert gradients.keys() == found.keys()
+    assert gradients.keys() == gradients_again.keys()
     for key, gradient in gradients.items():
         if gradient is not None:
-            close(found[key], gradient, factor=10)
+            close(gradients_again[key], gradient, factor=10)
 
 
 # RoBERTa's and ELECTRA's layers are BERT's.
@@ -390,11 +390,11 @@ def test_compiles_to_code_with_gradients():
     model = attach(make(small), "tisa")
     loss, gradients = train_step(model)
     compiled = torch.compile(model, fullgraph=True, dynamic=True)
-    again, found = train_step(compiled)
+    again, compiled_gradients = train_step(compiled)
     close(again, loss)
     for key, gradient in gradients.items():
         if gradient is not None:
-            close(found[f"_orig_mod.{key}"], gradient, factor=10)
+            close(compiled_gradients[f"_orig_mod.{key}"], gradient, factor=10)
 
 
 def test_trains_with_the_trainer(tmp_path):

@@ -37,8 +37,8 @@ def make(position, kind="Llama", **options):
 IDS = torch.randint(5, 50, (2, 12), generator=torch.Generator().manual_seed(0))
 
 
-def close(found, expected):
-    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+def close(actual, expected):
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("position", [*ROTATING, "rope+fox"])
@@ -65,9 +65,9 @@ def test_caches_are_cropped_reordered_and_repeated(position):
     swapped = torch.cat([IDS[[1, 0], :7], IDS[:, 7:]], 1)
     close(model(IDS[:, 7:9], **{CACHE: cache}).logits, model(swapped[:, :9], use_cache=False).logits[:, 7:])
     cache.batch_repeat_interleave(2)
-    more = IDS[:, 9:].repeat_interleave(2, 0)
+    last_ids = IDS[:, 9:].repeat_interleave(2, 0)
     expected = model(swapped, use_cache=False).logits[:, 9:].repeat_interleave(2, 0)
-    close(model(more, **{CACHE: cache}).logits, expected)
+    close(model(last_ids, **{CACHE: cache}).logits, expected)
 
 
 @pytest.mark.parametrize("position", ROTATING)
@@ -99,11 +99,11 @@ def test_each_key_is_rotated_once_with_its_own_heads(monkeypatch):
 
 def test_gradients_flow_through_a_cache():
     model = make("rope+tisa")
-    whole = model(IDS, use_cache=False).logits[:, 6:]
+    full_logits = model(IDS, use_cache=False).logits[:, 6:]
     cache = transformers.DynamicCache(config=model.config)
     model(IDS[:, :6], **{CACHE: cache})
     pieces = model(IDS[:, 6:], **{CACHE: cache}).logits
     parameters = list(model.parameters())
-    expected, found = (torch.autograd.grad(logits.square().sum(), parameters) for logits in (whole, pieces))
-    for one, other in zip(found, expected, strict=True):
-        close(one, other)
+    expected, actual = (torch.autograd.grad(logits.square().sum(), parameters) for logits in (full_logits, pieces))
+    for gradient, expected_gradient in zip(actual, expected, strict=True):
+        close(gradient, expected_gradient)

@@ -58,11 +58,11 @@ def test_heads_change_and_files_are_split(tmp_path, caplog):
     for model_class in (transformers.AutoModelForTokenClassification, transformers.BertModel):
         with caplog.at_level(logging.WARNING):
             loaded = load_attached(tmp_path, model_class, dtype=torch.float64)
-        own = loaded if model_class is transformers.BertModel else loaded.bert
-        torch.testing.assert_close(own.whereformer.center, model.bert.whereformer.center.double())
+        base = loaded if model_class is transformers.BertModel else loaded.bert
+        torch.testing.assert_close(base.whereformer.center, model.bert.whereformer.center.double())
         assert ("classifier.weight" in caplog.text) is not (model_class is transformers.BertModel)
         caplog.clear()
-    own.save_pretrained(tmp_path / "base")
+    base.save_pretrained(tmp_path / "base")
     again = load_attached(tmp_path / "base", transformers.AutoModelForMaskedLM, dtype=torch.float32)
     torch.testing.assert_close(again.bert.whereformer.center, model.bert.whereformer.center)
 
@@ -153,7 +153,7 @@ def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
 def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
     attach(make("bert"), "tisa").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    save_file({name: each for name, each in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
+    save_file({name: x for name, x in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
     with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it was not"):
         load_attached(tmp_path, transformers.AutoModel)
 
@@ -170,9 +170,9 @@ def test_heads_that_take_inputs_of_another_form(name, tmp_path):
     """Their layers are found by running the base model."""
     kind, base, position, shapes = HEADS[name]
     model = make(kind(MODELS[base]().config))
-    ids = {each: torch.randint(3, 50, shape) for each, shape in shapes.items()}
-    for each in ids.values():
-        each[..., -1] = model.config.eos_token_id if base != "bert" else 3
+    ids = {key: torch.randint(3, 50, shape) for key, shape in shapes.items()}
+    for tensor in ids.values():
+        tensor[..., -1] = model.config.eos_token_id if base != "bert" else 3
     before = model(**ids).logits
     after = attach(model, position)(**ids).logits
     assert torch.allclose(after, before, rtol=1e-4, atol=1e-4) == (position == "none")

@@ -90,18 +90,18 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
 
     @torch.no_grad()
     def run():
-        whole = {key: each for key, each in inputs.items() if key != "attention_mask"}
-        changed = {**whole, last: torch.cat([whole[last][:, :-1], 54 - whole[last][:, -1:]], 1)}
-        states = [model(**each).last_hidden_state for each in (inputs, whole, changed)]
+        unmasked = {key: value for key, value in inputs.items() if key != "attention_mask"}
+        changed = {**unmasked, last: torch.cat([unmasked[last][:, :-1], 54 - unmasked[last][:, -1:]], 1)}
+        states = [model(**arguments).last_hidden_state for arguments in (inputs, unmasked, changed)]
         return states[0][keep], states[1], (states[1] - states[2])[:, :-1].abs().max()
 
     expected = run()
     attach(model, "none", verify=False)
-    found = run()
-    for one, other in zip(found[:2], expected[:2], strict=True):
-        assert (one - other).abs().max() < 2e-5 * other.abs().max()
+    actual = run()
+    for ours, theirs in zip(actual[:2], expected[:2], strict=True):
+        assert (ours - theirs).abs().max() < 2e-5 * theirs.abs().max()
     assert [position.model.causal for position in positions_of(model)] == causal
-    assert (found[2] < 2e-5 * found[1].abs().max()) == causal[-1]
+    assert (actual[2] < 2e-5 * actual[1].abs().max()) == causal[-1]
 
 
 def make_bert(**options):
@@ -136,13 +136,13 @@ def test_options_that_may_change_scores_are_refused():
     expected = model(ids).last_hidden_state
     harmless = {"num_items_in_batch": 3, "token_type_ids": torch.zeros_like(ids), "return_dict": True, "sinks": None}
     close(model(ids, **harmless).last_hidden_state, expected)
-    for name, given, got in (
+    for name, value, shown in (
         ("scores", torch.ones(2, 7), r"a tensor of shape \(2, 7\)"),
         ("head_mask", False, "False"),
     ):
-        message = rf"^{name}: not supported by .* and may change scores; LlamaAttention passed {got}$"
+        message = rf"^{name}: not supported by .* and may change scores; LlamaAttention passed {shown}$"
         with pytest.raises(InputError, match=message):
-            model(ids, **{name: given})
+            model(ids, **{name: value})
 
 
 @pytest.mark.parametrize("name", ["indices", "block_indices"])
@@ -168,19 +168,19 @@ def test_no_attention_function_of_transformers_reads_ignored_options():
 @pytest.mark.parametrize("position", ["logn", "tupe", "floater", "fire", "inkling", "tisa"])
 def test_positions_go_on_where_a_cache_slides(position):
     model = make(transformers.MistralForCausalLM(transformers.MistralConfig(**GROUPED)))
-    given = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}
-    attach(model, position, **given.get(position, {}))
+    method_options = {"fire": {"initial_threshold": 2.0}, "inkling": {"log_scaling": 4}}
+    attach(model, position, **method_options.get(position, {}))
     for parameter in model.model.whereformer.parameters():
         nn.init.normal_(parameter, std=0.5)
     ids, real = torch.randint(5, 50, (2, 8)), torch.ones(2, 8, dtype=torch.int64)
     real[1, :3] = 0
     options = {"max_new_tokens": 8, "do_sample": False, "output_logits": True, "return_dict_in_generate": True}
-    cached, whole = (
+    cached, uncached = (
         model.generate(ids, attention_mask=real, use_cache=use_cache, eos_token_id=None, **options)
         for use_cache in (True, False)
     )
-    assert torch.equal(cached.sequences, whole.sequences)
-    close(cached.logits, whole.logits)
+    assert torch.equal(cached.sequences, uncached.sequences)
+    close(cached.logits, uncached.logits)
 
 
 def generate(model, length, **options):
@@ -216,8 +216,8 @@ WAYS = {
 def packed(way):
     """Texts, and the same in one row."""
     texts = torch.randint(3, 50, (1, sum(LENGTHS))).split(LENGTHS, 1)
-    places = torch.cat([torch.arange(n) for n in LENGTHS])[None]
-    return texts, {"input_ids": torch.cat(texts, 1), "position_ids": places, **WAYS[way]}
+    position_ids = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+    return texts, {"input_ids": torch.cat(texts, 1), "position_ids": position_ids, **WAYS[way]}
 
 
 @pytest.mark.parametrize("position", ["tisa", "shaw", "logn", "floater", "tupe+t5", "fire", "rope+fire", "rope+shaw"])
@@ -333,29 +333,29 @@ def test_the_positions_of_text_beside_those_of_images_tell_texts():
 
 
 def test_texts_that_a_matrix_keeps_apart():
-    seen = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
-    ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)
+    visible = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
+    ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     for position in ("logn", "fire", "rope+shaw"):
         for model in (attach(make_decoder("Llama"), position, keep_absolute=False), attach(make_bert(), position)):
-            for mask in (seen, additive):
+            for mask in (visible, additive):
                 with pytest.raises(
                     InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the start of a row"
                 ):
                     model(ids, attention_mask=mask)
     model = attach(make_decoder("Llama"), "tisa")
-    close(model(ids, attention_mask=seen).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)
+    close(model(ids, attention_mask=visible).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)
 
 
 def test_ends_of_texts_that_do_not_fit_are_refused():
     model = attach(make_bert(), "tisa")
     ids = torch.randint(3, 50, (2, 15))
-    for name, given, message in (
+    for name, value, message in (
         ("cu_seq_lens_q", ENDS, "it needs one row and no cache, got 2 rows, 15 queries and 15 keys"),
         ("seq_idx", DOCUMENTS, r"it needs \(batch, n\) and no cache, got 2 rows"),
         ("cu_seq_lens_k", ENDS, "expected cu_seq_lens_q too, got None"),
     ):
         with pytest.raises(InputError, match=rf"^{name}: {message}"):
-            model(ids, **{name: given})
+            model(ids, **{name: value})
     with pytest.raises(InputError, match=r"^cu_seq_lens_k: expected the numbers of cu_seq_lens_q, got tensor"):
         model(ids[:1], cu_seq_lens_q=ENDS, cu_seq_lens_k=ENDS[1:])
 
@@ -365,9 +365,9 @@ def test_models_that_drop_the_ends_of_texts_refuse_them():
     ids = torch.randint(3, 50, (1, 15))
     for head in ("Model", "ForMaskedLM"):
         model = attach(getattr(transformers, f"DebertaV2{head}")(config), "tisa")
-        for name, given in (("cu_seq_lens_q", ENDS), ("cu_seq_lens_k", ENDS), ("seq_idx", DOCUMENTS)):
+        for name, value in (("cu_seq_lens_q", ENDS), ("cu_seq_lens_k", ENDS), ("seq_idx", DOCUMENTS)):
             with pytest.raises(InputError, match=rf"^{name}: a DeBERTa does not pass it on to its layers"):
-                model(ids, **{name: given})
+                model(ids, **{name: value})
         # Where transformers' Trainer looks for the columns to keep.
         assert "token_type_ids" in inspect.signature(model.forward).parameters
 

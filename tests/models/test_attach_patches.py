@@ -32,9 +32,9 @@ def run(model, inputs):
     return hidden.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
-def assert_same(found, expected, tolerance=1e-10):
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
+def assert_same(actual, expected, tolerance=1e-10):
+    for tensor, expected_tensor in zip(actual, expected, strict=True):
+        torch.testing.assert_close(tensor, expected_tensor, rtol=tolerance, atol=tolerance)
 
 
 class Largest(TorchDispatchMode):
@@ -75,12 +75,12 @@ def test_it_computes_the_same_and_every_gradient(name, padded, length):
     inputs = kind.inputs(model, length, padded=padded)
     expected, gradients = run(model, inputs)
     attach(model, "none")
-    found, others = run(model, inputs)
-    assert others.keys() == gradients.keys()
+    actual, actual_gradients = run(model, inputs)
+    assert actual_gradients.keys() == gradients.keys()
     scale = max(gradient.abs().max() for gradient in gradients.values())
-    pairs = ([each / scale for each in (values[key] for key in gradients)] for values in (others, gradients))
-    for one, other in ((found, expected), *zip(*pairs, strict=True)):
-        assert_same([one], [other], kind.tolerance)
+    pairs = ([values[key] / scale for key in gradients] for values in (actual_gradients, gradients))
+    for tensor, expected_tensor in ((actual, expected), *zip(*pairs, strict=True)):
+        assert_same([tensor], [expected_tensor], kind.tolerance)
     assert_same([run(detach(model), inputs)[0]], [expected])
 
 
@@ -90,7 +90,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
     kind = PATCHED[name]
     if "chunks" in name:
         pytest.skip("its masks are matrices")
-    most = []
+    entries = []
     for factor in (1, 2):
         model = kind.make()
         # Parakeet makes a matrix of its padding, once for all layers.
@@ -98,8 +98,8 @@ def test_no_tensor_has_a_number_for_every_pair(name):
         attach(model, "none")
         with Largest() as largest:
             run(model, inputs)
-        most.append(largest.entries)
-    assert most[1] <= 1.1 * 2 * most[0]
+        entries.append(largest.entries)
+    assert entries[1] <= 1.1 * 2 * entries[0]
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -113,10 +113,10 @@ def test_layers_can_run_again_for_their_gradients(name, reentrant):
     expected = run(model, inputs)
     checkpoint_activations(model, use_reentrant=reentrant)
     model.train()
-    found = run(model, inputs)
+    actual = run(model, inputs)
     model.eval()
     if not any(isinstance(module, torch.nn.BatchNorm1d) for module in model.modules()):
-        assert_same([found[0], *found[1].values()], [expected[0], *(expected[1][key] for key in found[1])])
+        assert_same([actual[0], *actual[1].values()], [expected[0], *(expected[1][key] for key in actual[1])])
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -130,8 +130,8 @@ def test_a_method_is_added_to_the_models_own_positions(name):
     with torch.no_grad():
         for part in parts:
             part.amplitude.add_(1.0)
-    found, gradients = run(model, inputs)
-    assert (found - expected).abs().max() > 1e-3
+    changed, gradients = run(model, inputs)
+    assert (changed - expected).abs().max() > 1e-3
     for key, gradient in gradients.items():
         assert not key.endswith("whereformer.amplitude") or (gradient.flatten(1).abs().amax(1) > 0).all()
     with torch.no_grad():
@@ -148,14 +148,14 @@ def test_copies_are_whole_and_apart(name, duplicate):
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)[0]
     try:
-        other = duplicate(model)
+        copied = duplicate(model)
     except RuntimeError as error:
         pytest.skip(str(error))  # PyTorch does not pickle weights that are norms and directions
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert_same([run(other, inputs)[0]], [expected])
-    assert_same([run(detach(other), inputs)[0]], [expected], kind.tolerance)
+    assert_same([run(copied, inputs)[0]], [expected])
+    assert_same([run(detach(copied), inputs)[0]], [expected], kind.tolerance)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -180,11 +180,11 @@ def test_weights_are_real(name):
     which = "encoder_attentions" if model.config.is_encoder_decoder else "attentions"
     expected = model(**inputs, output_attentions=True)[which]
     # The proof has padding, with which the eager attention of some does something else than the other ones.
-    found = attach(model, "none", verify=False)(**inputs, output_attentions=True)[which]
-    assert len(found) == len(expected)
+    actual = attach(model, "none", verify=False)(**inputs, output_attentions=True)[which]
+    assert len(actual) == len(expected)
     real = slice(None) if "attention_mask" not in inputs else slice(0, 1)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one[real], other[real], rtol=1e-5, atol=1e-6)  # some eager softmaxes are float32
+    for ours, theirs in zip(actual, expected, strict=True):
+        torch.testing.assert_close(ours[real], theirs[real], rtol=1e-5, atol=1e-6)  # some eager softmaxes are float32
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -210,12 +210,12 @@ def test_scores_that_no_term_can_say_are_refused():
 def test_distances_of_another_kind_are_refused(name):
     model = attach(PATCHED[name].make(), "none")
     hidden, mask = torch.randn(1, 4, 16).double(), torch.ones(1, 4)
-    for argument, given in (("relative_pos", torch.zeros(1, 4, 4)), ("query_states", hidden)):
+    for argument, value in (("relative_pos", torch.zeros(1, 4, 4)), ("query_states", hidden)):
         with pytest.raises(
             InputError,
             match=rf"^{argument}: not supported by whereformer's attention, and may change scores; .* passed a",
         ):
-            model.encoder(hidden, mask, **{argument: given})
+            model.encoder(hidden, mask, **{argument: value})
 
 
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])

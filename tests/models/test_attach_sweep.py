@@ -25,10 +25,10 @@ def of_this_version():
 
 def test_every_model_type_is_on_the_page_once():
     of_this_version()
-    named = [name for name, _ in outcomes()]
-    assert len(named) == len(set(named))
+    names = [name for name, _ in outcomes()]
+    assert len(names) == len(set(names))
     # Those of a package of its own stand there under the names that it gives them.
-    assert {*CONFIG_MAPPING_NAMES.values()} <= {*named}
+    assert {*CONFIG_MAPPING_NAMES.values()} <= {*names}
 
 
 @pytest.mark.slow
@@ -42,10 +42,10 @@ def test_every_configuration_class_is_on_the_page():
 def test_no_model_is_silently_wrong(tmp_path):
     """The whole sweep, in a process of its own: an hour of one processor. Each model class has two minutes."""
     subprocess.run([sys.executable, sweep.__file__, "--out", str(tmp_path)], check=True)
-    found = sweep.results(tmp_path)
-    rows = [row for rows in found.values() for row in rows]
+    results = sweep.results(tmp_path)
+    rows = [row for rows in results.values() for row in rows]
     assert not [row for row in rows if row["outcome"] in ("crashed", "wrong", "not verified")]
     assert not [row for row in rows if row["outcome"] == "right" and not row["caught"]]
     if sweep.measured_with() != transformers.__version__:
         return
-    assert [(row["config"], row["outcome"]) for row in sweep.outcomes(found)] == outcomes()
+    assert [(row["config"], row["outcome"]) for row in sweep.outcomes(results)] == outcomes()

@@ -116,7 +116,7 @@ def test_padding_that_is_not_looked_at_is_refused(name, wrong):
 @pytest.mark.parametrize("name", ["bert", "llama"])
 def test_attention_to_nothing_is_refused(name, monkeypatch):
     """Its outputs are zeros, as of tokens that may see no key; but a row has no padding, and all of it counts."""
-    monkeypatch.setattr(find_calls, "attend", lambda *given, **_: (torch.zeros_like(given[1]).transpose(1, 2), None))
+    monkeypatch.setattr(find_calls, "attend", lambda *args, **_: (torch.zeros_like(args[1]).transpose(1, 2), None))
     with pytest.raises(InputError, match=r"^model: .* differs by 1, relative"):
         attach(ALL[name](), "tisa")
 

@@ -80,19 +80,19 @@ def test_the_loss_is_the_cross_entropy_of_the_next_token():
     assert model(ids[:, :1], labels=ids[:, :1]).loss.isnan()  # there is no next token
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_packed_documents_do_not_predict_each_other(told):
+@pytest.mark.parametrize("with_ids", [True, False])
+def test_packed_documents_do_not_predict_each_other(with_ids):
     """Without their ids, positions that begin again tell them, as in transformers."""
     model = build(position="rope", sparse_prediction=True)
     rows = [torch.randint(1, 50, (1, length)) for length in (4, 1, 6)]
     packed = torch.cat(rows, 1)
     documents = torch.tensor([[0] * 4 + [1] + [2] * 6])
-    places = torch.cat([torch.arange(row.shape[1]) for row in rows])[None]
-    found = model(packed, labels=packed, document_ids=documents if told else None, position_ids=places)
+    position_ids = torch.cat([torch.arange(row.shape[1]) for row in rows])[None]
+    output = model(packed, labels=packed, document_ids=documents if with_ids else None, position_ids=position_ids)
     alone = torch.cat([model(row, labels=row).logits for row in rows])
-    torch.testing.assert_close(found.logits, alone, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(output.logits, alone, rtol=1e-9, atol=1e-10)
     targets = torch.cat([row[0, 1:] for row in rows])
-    torch.testing.assert_close(found.loss, functional.cross_entropy(alone.float(), targets), rtol=1e-5, atol=0)
+    torch.testing.assert_close(output.loss, functional.cross_entropy(alone.float(), targets), rtol=1e-5, atol=0)
 
 
 LENGTHS = (4, 1, 6)
@@ -167,7 +167,7 @@ def test_what_trl_asks_of_a_model(tmp_path):
 def test_the_trainer_smooths_the_labels_of_next_tokens(tmp_path):
     model, ids = build().eval(), torch.randint(3, 50, (4, 9))
     options = transformers.TrainingArguments(tmp_path, label_smoothing_factor=0.1, use_cpu=True, report_to=[])
-    found = transformers.Trainer(model, options).compute_loss(model, {"input_ids": ids, "labels": ids})
+    loss = transformers.Trainer(model, options).compute_loss(model, {"input_ids": ids, "labels": ids})
     logits, following = model(ids).logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
     expected = torch.nn.functional.cross_entropy(logits, following, label_smoothing=0.1)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(loss, expected, atol=1e-5, rtol=1e-5)

@@ -73,8 +73,8 @@ def test_sentence_transformers_ranks_and_expands_with_our_heads(tmp_path):
 
     model = EncoderForMaskedLM(EncoderConfig(**OURS, position="tisa")).eval()
     expander = library.SparseEncoder(save(model, tmp_path / "expander"), device="cpu")
-    found = expander.encode(TEXTS, convert_to_sparse_tensor=False)
-    assert found.shape == (2, len(WORDS))
+    embeddings = expander.encode(TEXTS, convert_to_sparse_tensor=False)
+    assert embeddings.shape == (2, len(WORDS))
 
 
 def test_pooling_and_length_of_a_sentence_transformer_are_kept(tmp_path):
@@ -100,9 +100,9 @@ def test_pooling_and_length_of_a_sentence_transformer_are_kept(tmp_path):
 
 
 def test_every_forward_says_what_it_returns():
-    found = [kind for kind in vars(heads).values() if isinstance(kind, type) and kind.__name__.startswith("EncoderFor")]
-    assert len(found) == 5
-    for kind in found:
+    kinds = [kind for kind in vars(heads).values() if isinstance(kind, type) and kind.__name__.startswith("EncoderFor")]
+    assert len(kinds) == 5
+    for kind in kinds:
         assert get_type_hints(kind.forward)["return"] is heads.HeadOutput
 
 
@@ -115,10 +115,10 @@ def test_several_devices_are_refused(kind, tmp_path):
     else:
         model = EncoderForMaskedLM(EncoderConfig(**OURS)) if kind == "encoder" else make("bert")
     model.save_pretrained(tmp_path)
-    places = {name: "disk" if number else "cpu" for number, (name, _) in enumerate(model.named_children())}
+    device_map = {name: "disk" if number else "cpu" for number, (name, _) in enumerate(model.named_children())}
 
     def load():
-        return type(model).from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "disk")
+        return type(model).from_pretrained(tmp_path, device_map=device_map, offload_folder=tmp_path / "disk")
 
     refused = partial(attach, load(), "tisa") if kind == "attached" else load
     with pytest.raises(InputError, match=r"device_map: expected one device for the whole model, got cpu, disk$"):
@@ -138,10 +138,10 @@ def test_returned_weights_have_gradients(name, training):
     model.train(training)
     outputs = model(**inputs, output_attentions=True)
     weights = next(outputs[kind] for kind in ("attentions", "encoder_attentions") if kind in outputs)
-    for each in weights:
-        each.retain_grad()
+    for weight in weights:
+        weight.retain_grad()
     outputs.last_hidden_state.square().sum().backward()
-    assert all(each.grad.abs().max() > 0 for each in weights)
+    assert all(weight.grad.abs().max() > 0 for weight in weights)
 
 
 def make_opt():
@@ -157,18 +157,18 @@ def test_decoders_return_their_weights(name):
     assert not model(**inputs).attentions
     weights = model(**inputs, output_attentions=True).attentions
     assert len(weights) == 3
-    for each in weights:
-        torch.testing.assert_close(each.sum(-1), torch.ones_like(each[..., 0]))
+    for weight in weights:
+        torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight[..., 0]))
 
 
 def test_sentence_transformers_without_padding(tmp_path):
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
-    texts, own = [*TEXTS, "the cat saw", "cat cat cat the dog saw"], EncoderConfig(**OURS, position="learned+tisa")
+    texts, config = [*TEXTS, "the cat saw", "cat cat cat the dog saw"], EncoderConfig(**OURS, position="learned+tisa")
     funnel = Encoder(EncoderConfig(**OURS | {"blocks": "1-1"}, position="tisa", decoder_layers="1"))
     bert = transformers.BertModel(transformers.BertConfig(**SIZES | {"vocab_size": len(WORDS)}))
     for name, model, kind in (
-        ("words", Encoder(own), library.MultiVectorEncoder),
-        ("expander", EncoderForMaskedLM(own), library.SparseEncoder),
+        ("words", Encoder(config), library.MultiVectorEncoder),
+        ("expander", EncoderForMaskedLM(config), library.SparseEncoder),
         ("funnel", funnel, library.SentenceTransformer),
         ("attached", bert, library.SentenceTransformer),
     ):
@@ -180,8 +180,8 @@ def test_sentence_transformers_without_padding(tmp_path):
             attach(client[0].auto_model, "fire")
         padded = client.encode(texts, batch_size=1 if name == "funnel" else 4)
         assert "cu_seq_lens_q" in unpad(client).preprocess(texts)
-        for one, other in zip(client.encode(texts), padded, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+        for embedding, expected in zip(client.encode(texts), padded, strict=True):
+            torch.testing.assert_close(embedding, expected, rtol=1e-4, atol=1e-5)
     client.save_pretrained(str(tmp_path / "saved"))
     loaded = library.SentenceTransformer(str(tmp_path / "saved"), device="cpu")
     assert loaded[0].unpad_inputs

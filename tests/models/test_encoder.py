@@ -133,7 +133,7 @@ def test_bad_blocks_are_named(blocks):
 
 
 @pytest.mark.parametrize(
-    ("field", "bad", "least"),
+    ("field", "bad", "minimum"),
     [
         *((f"{name}_size", bad, 1) for name in ("vocab", "hidden", "embedding", "intermediate") for bad in (0, -16)),
         ("num_attention_heads", 0, 1),
@@ -142,17 +142,15 @@ def test_bad_blocks_are_named(blocks):
         ("type_vocab_size", -1, 0),
     ],
 )
-def test_numbers_that_are_too_small_are_named(field, bad, least):
-    with pytest.raises(ValueError, match=f"^{field}: expected at least {least}, got {bad}$"):
+def test_numbers_that_are_too_small_are_named(field, bad, minimum):
+    with pytest.raises(ValueError, match=f"^{field}: expected at least {minimum}, got {bad}$"):
         small_config(**{field: bad})
 
 
 @pytest.mark.parametrize("bad", [1.0, 1, -0.1, float("nan")])
 def test_attention_cannot_drop_all_weights(bad):
     """Those that stay are divided by the chance to stay."""
-    with pytest.raises(
-        ValueError, match=rf"^attention_probs_dropout_prob: expected at (most 0.99|least 0.0), got {bad}$"
-    ):
+    with pytest.raises(ValueError, match=rf"^attention_probs_dropout_prob: expected 0 to 0.99, got {bad}$"):
         small_config(attention_probs_dropout_prob=bad)
     with pytest.raises(ValueError, match=r"^dropout_p: expected a number from 0 to 0.999999, got 1\.0$"):
         whereformer.attention(*torch.randn(3, 1, 2, 4, 8), dropout_p=1.0)

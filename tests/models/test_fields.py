@@ -13,9 +13,9 @@ SIZES = {"vocab_size": 20, "hidden_size": 16, "num_attention_heads": 2, "blocks"
 
 
 @pytest.mark.parametrize("config_class", [EncoderConfig, ElectraPretrainingConfig, Seq2SeqConfig])
-@pytest.mark.parametrize(("field", "meant"), [("hiden_size", "hidden_size"), ("postion", "position")])
-def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, meant):
-    message = rf"^{field}: not a field of {config_class.__name__}; did you mean '{meant}'\?$"
+@pytest.mark.parametrize(("field", "suggestion"), [("hiden_size", "hidden_size"), ("postion", "position")])
+def test_misspelt_fields_are_refused_with_the_right_name(config_class, field, suggestion):
+    message = rf"^{field}: not a field of {config_class.__name__}; did you mean '{suggestion}'\?$"
     with pytest.raises(ValueError, match=message):
         config_class(**{field: 4})
 

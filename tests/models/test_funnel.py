@@ -27,9 +27,9 @@ NAMES = ["-".join(str(value) for value in row.values()) for row in SETTINGS]
 
 # Every method with every setting; a sixth of them, which has each of both, is not slow.
 PRODUCT = [
-    pytest.param(position, row, id=f"{position}-{name}", marks=[] if (turn + place) % 6 == 0 else pytest.mark.slow)
+    pytest.param(position, row, id=f"{position}-{name}", marks=[] if (turn + column) % 6 == 0 else pytest.mark.slow)
     for turn, (row, name) in enumerate(zip(SETTINGS, NAMES, strict=True))
-    for place, position in enumerate(POSITIONS)
+    for column, position in enumerate(POSITIONS)
 ]
 
 
@@ -43,8 +43,8 @@ def states_of(model, inputs):
     return model(**inputs, output_hidden_states=True).hidden_states
 
 
-def close(found, expected, tolerance=1e-10):
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+def close(actual, expected, tolerance=1e-10):
+    torch.testing.assert_close(actual, expected, rtol=tolerance, atol=tolerance)
 
 
 def loss_of(*states):
@@ -65,14 +65,14 @@ def test_it_computes_what_the_definition_says(position, changes):
     lengths = LENGTHS if position == "transformer_xl" else LENGTHS[turn % 6 :: 6]
     for length in lengths:
         inputs = inputs_of(length)
-        found, expected = states_of(model, inputs), written_out(model, **inputs)
-        close(found, tuple(expected))
-        own = zip(model.config.block_lengths(length), model.blocks, strict=True)
-        pooled = [count for count, block in own for _ in block]
+        states, expected = states_of(model, inputs), written_out(model, **inputs)
+        close(states, tuple(expected))
+        pairs = zip(model.config.block_lengths(length), model.blocks, strict=True)
+        pooled = [count for count, block in pairs for _ in block]
         # With a decoder the states end with its input and its layers', at full length.
         decoded = [length] * (len(model.decoder) + 1 if model.has_decoder else 0)
-        assert [state.shape[1] for state in found] == [length, *pooled, *decoded]
-    for ours, theirs in zip(gradients(found, model), gradients(expected, model), strict=True):
+        assert [state.shape[1] for state in states] == [length, *pooled, *decoded]
+    for ours, theirs in zip(gradients(states, model), gradients(expected, model), strict=True):
         assert ours.isfinite().all()
         close(ours, theirs, 1e-8)
 
@@ -87,9 +87,9 @@ INVARIANT = ["none", "shaw", "t5", "rope", "tisa", "alibi", "kerple", "deberta",
 @given(st.sampled_from(INVARIANT), some_funnel, st.integers(1, 20), st.integers(1, 50))
 def test_a_common_shift_of_all_positions_changes_nothing(position, changes, length, shift):
     model, inputs = build(position, **changes), inputs_of(length)
-    at = torch.arange(length)
-    out = model(**inputs, position_ids=at).last_hidden_state
-    close(model(**inputs, position_ids=at + shift).last_hidden_state, out)
+    position_ids = torch.arange(length)
+    out = model(**inputs, position_ids=position_ids).last_hidden_state
+    close(model(**inputs, position_ids=position_ids + shift).last_hidden_state, out)
 
 
 def depends_on_distance_to_cls(model):
@@ -113,12 +113,12 @@ def depends_on_distance_to_cls(model):
 def test_given_positions_are_the_default_ones_but_for_cls(position, changes):
     model, inputs = build(position, **changes), inputs_of(16)
     out = model(**inputs).last_hidden_state
-    for at in (torch.arange(16), torch.arange(16).expand(3, -1)):
-        found = model(**inputs, position_ids=at).last_hidden_state
+    for position_ids in (torch.arange(16), torch.arange(16).expand(3, -1)):
+        actual = model(**inputs, position_ids=position_ids).last_hidden_state
         if model.config.separate_cls and depends_on_distance_to_cls(model):
-            assert not torch.allclose(found, out)
+            assert not torch.allclose(actual, out)
         else:
-            close(found, out)
+            close(actual, out)
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -139,12 +139,12 @@ def test_gradients_of_tiles_are_those_of_the_whole(position, decoder):
     config = {"blocks": "1-1-1", "decoder_layers": decoder, "segments": "attention", "max_position_embeddings": 70}
     model, inputs = build(position, **config), inputs_of(70)
     expected = states_of(model, inputs)
-    wanted = gradients(expected, model)
+    expected_gradients = gradients(expected, model)
     for layer in model.layers:
         layer.attention.backend = "blockwise"
-    found = states_of(model, inputs)
-    close(found, expected)
-    close(gradients(found, model), wanted, 1e-8)
+    actual = states_of(model, inputs)
+    close(actual, expected)
+    close(gradients(actual, model), expected_gradients, 1e-8)
 
 
 @pytest.mark.parametrize("position", ["tisa", "transformer_xl", "tupe+t5", "shaw"])
@@ -203,7 +203,7 @@ def test_bad_configurations_are_named(changes, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "message"),
+    ("name", "value", "message"),
     [
         ("attention_mask", torch.ones(1, 3), r"expected shape \(1, 8\), got \(1, 3\)"),
         ("attention_mask", torch.ones(1, 5), r"expected shape \(1, 8\), got \(1, 5\)"),
@@ -211,7 +211,7 @@ def test_bad_configurations_are_named(changes, message):
         ("position_ids", torch.arange(5), r"expected shape \(8,\) or \(1, 8\), got \(5,\)"),
     ],
 )
-def test_bad_inputs_are_named(name, given, message):
+def test_bad_inputs_are_named(name, value, message):
     model = Encoder(funnel_config(blocks="1-1"))
     with pytest.raises(ValueError, match=f"^{name}: {message}"):
-        model(torch.ones(1, 8, dtype=torch.long), **{name: given})
+        model(torch.ones(1, 8, dtype=torch.long), **{name: value})

@@ -81,15 +81,15 @@ def configuration(sizes, case, kind=EncoderConfig, **changes):
 
 def inputs(stored, *, segments=None):
     """What the encoder is given: the authors' mask says where padding is."""
-    given = {"input_ids": stored["input_ids"].long()}
+    arguments = {"input_ids": stored["input_ids"].long()}
     if "input_mask" in stored:
-        given["attention_mask"] = 1 - stored["input_mask"].long()
+        arguments["attention_mask"] = 1 - stored["input_mask"].long()
     types = stored.get("seg_id", segments)
-    return given if types is None else {**given, "token_type_ids": types.long()}
+    return arguments if types is None else {**arguments, "token_type_ids": types.long()}
 
 
-def close(found, golden, tolerance=TOLERANCE):
-    torch.testing.assert_close(found, golden, rtol=tolerance, atol=tolerance)
+def close(actual, golden, tolerance=TOLERANCE):
+    torch.testing.assert_close(actual, golden, rtol=tolerance, atol=tolerance)
 
 
 def from_authors(state, config):
@@ -99,19 +99,19 @@ def from_authors(state, config):
         for name in {name for name in names if name.startswith(prefix) and "q_head.bias" not in name}:
             part = name.removeprefix(prefix).replace("linear_1", "pffn.0").replace("linear_2", "pffn.3")
             theirs[name] = re.sub("^attention", f"attn_layers.{layer}", re.sub("^ffn", f"pffn_layers.{layer}", part))
-    found = {name: state[authors] for name, authors in theirs.items()}
+    params = {name: state[authors] for name, authors in theirs.items()}
     for name in theirs.keys() - AUTHORS.keys():
         if name.endswith(".bias"):
-            found[name] = found[name].flatten()
-        elif name.endswith(".weight") and found[name].dim() > 1:
-            found[name] = (found[name].flatten(0, -2) if "post_proj" in name else found[name].flatten(1)).T
-    return found
+            params[name] = params[name].flatten()
+        elif name.endswith(".weight") and params[name].dim() > 1:
+            params[name] = (params[name].flatten(0, -2) if "post_proj" in name else params[name].flatten(1)).T
+    return params
 
 
 def from_funnel(state, config):
     funnel = FAMILIES["funnel"]
-    found = from_bert(state, funnel, config, config, funnel.tasks["Model"])
-    return {name.removeprefix(BODY): tensor for name, tensor in found.state.items()}
+    conversion = from_bert(state, funnel, config, config, funnel.tasks["Model"])
+    return {name.removeprefix(BODY): tensor for name, tensor in conversion.state.items()}
 
 
 def authors_encoder(name, case, **changes):
@@ -194,39 +194,39 @@ def test_gradients(case):
     golden = {name.removeprefix("grad/"): x for name, x in stored.items() if name.startswith("grad/")}
     expected = from_funnel(from_authors(golden, config), config)
     for name, parameter in model.named_parameters():
-        found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
+        grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(grad, expected[name], rtol=1e-5, atol=1e-5, msg=lambda m, name=name: f"{name}: {m}")
 
 
-def from_tf(state, prefix, layers, others):
-    """A model's state dict from TF variables under ``prefix``; ``others`` names those outside of layers, ours first."""
-    found, position = {}, {"content_bias": [], "position_bias": [], "kernel": []}
+def from_tf(state, prefix, layers, rest):
+    """A model's state dict from TF variables under ``prefix``; ``rest`` names those outside of layers, ours first."""
+    params, position = {}, {"content_bias": [], "position_bias": [], "kernel": []}
     for index, name in enumerate(layers):
         att, ff = f"{prefix}/{name}/rel_attn", f"{prefix}/{name}/ff"
         ours = f"encoder.layers.{index}"
         for letter, part in {"q": "query", "k": "key", "v": "value"}.items():
-            found[f"{ours}.attention.{part}.weight"] = state[f"{att}/{letter}/kernel"].flatten(1).T
+            params[f"{ours}.attention.{part}.weight"] = state[f"{att}/{letter}/kernel"].flatten(1).T
             if letter != "q":
-                found[f"{ours}.attention.{part}.bias"] = state[f"{att}/{letter}/bias"].flatten()
-        found[f"{ours}.attention.out.weight"] = state[f"{att}/o/kernel"].flatten(0, 1).T
-        found[f"{ours}.attention.out.bias"] = state[f"{att}/o/bias"]
-        found[f"{ours}.attention.segments.bias"] = state[f"{att}/r_s_bias"]
-        found[f"{ours}.attention.segments.weight"] = state[f"{att}/seg_embed"]
+                params[f"{ours}.attention.{part}.bias"] = state[f"{att}/{letter}/bias"].flatten()
+        params[f"{ours}.attention.out.weight"] = state[f"{att}/o/kernel"].flatten(0, 1).T
+        params[f"{ours}.attention.out.bias"] = state[f"{att}/o/bias"]
+        params[f"{ours}.attention.segments.bias"] = state[f"{att}/r_s_bias"]
+        params[f"{ours}.attention.segments.weight"] = state[f"{att}/seg_embed"]
         for part, theirs in {"up": "layer_1", "down": "layer_2"}.items():
-            found[f"{ours}.{part}.weight"] = state[f"{ff}/{theirs}/kernel"].T
-            found[f"{ours}.{part}.bias"] = state[f"{ff}/{theirs}/bias"]
+            params[f"{ours}.{part}.weight"] = state[f"{ff}/{theirs}/kernel"].T
+            params[f"{ours}.{part}.bias"] = state[f"{ff}/{theirs}/bias"]
         for part, theirs in {"attention_norm": att, "feed_forward_norm": ff}.items():
-            found[f"{ours}.{part}.weight"] = state[f"{theirs}/layer_norm/gamma"]
-            found[f"{ours}.{part}.bias"] = state[f"{theirs}/layer_norm/beta"]
+            params[f"{ours}.{part}.weight"] = state[f"{theirs}/layer_norm/gamma"]
+            params[f"{ours}.{part}.bias"] = state[f"{theirs}/layer_norm/beta"]
         position["content_bias"].append(state[f"{att}/r_w_bias"])
         position["position_bias"].append(state[f"{att}/r_r_bias"])
         position["kernel"].append(state[f"{att}/r/kernel"].flatten(1))
     for name, tensors in position.items():
-        found[f"encoder.position.{name}"] = torch.stack(tensors)
-    for ours, theirs in others.items():
+        params[f"encoder.position.{name}"] = torch.stack(tensors)
+    for ours, theirs in rest.items():
         tensor = state[f"{prefix}/{theirs}"]
-        found[ours] = tensor.T if theirs.endswith("kernel") else tensor
-    return found
+        params[ours] = tensor.T if theirs.endswith("kernel") else tensor
+    return params
 
 
 def test_electra():
@@ -243,7 +243,7 @@ def test_electra():
         generator_size=0.5,
     )
     layers = [*(f"encoder/layer_{layer}" for layer in range(4)), "decoder/layer_4", "decoder/layer_5"]
-    found = from_tf(
+    params = from_tf(
         discriminator,
         "model",
         layers,
@@ -257,9 +257,9 @@ def test_electra():
             "encoder.embeddings.norm.bias": "input/layer_norm/beta",
         },
     )
-    found["discriminator_head.out.weight"] = found["discriminator_head.out.weight"].unsqueeze(0)
-    state = {f"discriminator.{name}": tensor for name, tensor in found.items()}
-    found = from_tf(
+    params["discriminator_head.out.weight"] = params["discriminator_head.out.weight"].unsqueeze(0)
+    state = {f"discriminator.{name}": tensor for name, tensor in params.items()}
+    params = from_tf(
         {name.removeprefix("gen_weights/"): x for name, x in golden.items()},
         "generator",
         layers,
@@ -273,22 +273,22 @@ def test_electra():
             "encoder.embeddings.projection.bias": "encoder/input_projection/bias",
         },
     )
-    state |= {f"generator.{name}": tensor for name, tensor in found.items()}
+    state |= {f"generator.{name}": tensor for name, tensor in params.items()}
     model = Electra(config).eval()
     missing, unexpected = model.load_state_dict(state, strict=False)
     assert not unexpected
     assert set(missing) == set(model.all_tied_weights_keys)
-    given = {name.removeprefix("in/"): x.long() for name, x in golden.items() if name.startswith("in/")}
-    places = given["mapping_pos"]
+    arguments = {name.removeprefix("in/"): x.long() for name, x in golden.items() if name.startswith("in/")}
+    positions = arguments["mapping_pos"]
     out = model(
-        given["masked"],
-        attention_mask=1 - given["im"],
-        token_type_ids=given["seg"],
-        labels=torch.full_like(given["x"], -100).scatter(1, places, given["target"]),
-        sampled_ids=given["sampled"],
+        arguments["masked"],
+        attention_mask=1 - arguments["im"],
+        token_type_ids=arguments["seg"],
+        labels=torch.full_like(arguments["x"], -100).scatter(1, positions, arguments["target"]),
+        sampled_ids=arguments["sampled"],
     )
-    # Ours predicts the targets in the order of their places.
-    order = places.argsort(1).unsqueeze(-1).expand(-1, -1, sizes["vocab_size"])
+    # Ours predicts the targets in the order of their positions.
+    order = positions.argsort(1).unsqueeze(-1).expand(-1, -1, sizes["vocab_size"])
     close(out.generator_logits, golden["out/gen_logits"].gather(1, order).flatten(0, 1), 1e-4)
     close(out.generator_loss, golden["out/gen_loss"], 5e-5)
     close(out.discriminator_logits, golden["out/disc_logits"])

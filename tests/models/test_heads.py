@@ -49,13 +49,13 @@ def test_predictions_are_those_written_out(model_class):
     """The first token's, or every token's, by one layer or two."""
     model, inputs = build(model_class), batch()
     hidden = hidden_states(model, inputs)
-    *inner, weight, bias = (each for name, each in model.named_parameters() if not name.startswith("encoder."))
+    *inner, weight, bias = (tensor for name, tensor in model.named_parameters() if not name.startswith("encoder."))
     if model_class is EncoderForSequenceClassification:
         hidden = torch.tanh(functional.linear(hidden[:, 0], *inner))
     elif model_class is EncoderForPreTraining:
         hidden = functional.gelu(functional.linear(hidden, *inner))
-    found = torch.stack(predictions(model(**inputs)), -1).squeeze(-1)
-    torch.testing.assert_close(found, functional.linear(hidden, weight, bias).squeeze(-1))
+    logits = torch.stack(predictions(model(**inputs)), -1).squeeze(-1)
+    torch.testing.assert_close(logits, functional.linear(hidden, weight, bias).squeeze(-1))
 
 
 @every_model
@@ -153,9 +153,9 @@ def test_a_tuple_has_the_same_values(model_class):
 def test_saving_and_loading_changes_nothing(model_class, tmp_path):
     model, (auto_class, _) = build(model_class, embedding_size=8, blocks="1x2"), MODELS[model_class]
     model.save_pretrained(tmp_path)
-    loaded, found = auto_class.from_pretrained(tmp_path, output_loading_info=True)
+    loaded, loading_info = auto_class.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is model_class
-    assert not any(found.values())
+    assert not any(loading_info.values())
     weights = model.state_dict()
     assert loaded.state_dict().keys() == weights.keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in loaded.state_dict().items())
@@ -190,14 +190,14 @@ def test_from_a_masked_lm_only_the_head_is_new(model_class, tmp_path):
     """No head takes another's weights for its own, and loading says which are new and which not used."""
     source = EncoderForMaskedLM(small_config(position="tisa")).eval()
     source.save_pretrained(tmp_path)
-    model, found = model_class.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
-    assert set(found["missing_keys"]) == {
+    model, loading_info = model_class.from_pretrained(tmp_path, num_labels=3, output_loading_info=True)
+    assert set(loading_info["missing_keys"]) == {
         name for name, _ in model.named_parameters() if not name.startswith("encoder.")
     }
-    assert set(found["unexpected_keys"]) == {
+    assert set(loading_info["unexpected_keys"]) == {
         name for name in load_file(tmp_path / "model.safetensors") if "head" in name
     }
-    assert not found["mismatched_keys"]
+    assert not loading_info["mismatched_keys"]
     inputs = batch()
     assert torch.equal(hidden_states(model.eval(), inputs), hidden_states(source, inputs))
 
@@ -206,23 +206,23 @@ def test_from_a_masked_lm_only_the_head_is_new(model_class, tmp_path):
 @every_model
 def test_no_head_takes_the_weights_of_another(source_class, model_class, tmp_path):
     build(source_class).save_pretrained(tmp_path)
-    found = model_class.from_pretrained(tmp_path, output_loading_info=True)[1]
-    assert bool(found["missing_keys"]) == (source_class is not model_class)
-    assert not found["mismatched_keys"]
+    loading_info = model_class.from_pretrained(tmp_path, output_loading_info=True)[1]
+    assert bool(loading_info["missing_keys"]) == (source_class is not model_class)
+    assert not loading_info["mismatched_keys"]
 
 
 @pytest.mark.parametrize("source_class", [Encoder, EncoderForPreTraining])
 def test_a_sequence_is_classified_without_the_decoder(source_class, tmp_path):
     source = source_class(small_config(position="tisa", blocks="1-1", decoder_layers="2"))
     source.save_pretrained(tmp_path)
-    model, found = EncoderForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
+    model, loading_info = EncoderForSequenceClassification.from_pretrained(tmp_path, output_loading_info=True)
     assert len(model.encoder.layers) == 2
-    assert all(name.startswith("classifier.") for name in found["missing_keys"])
-    assert all(name.startswith("discriminator_head.") for name in found["unexpected_keys"])
-    assert not found["mismatched_keys"]
+    assert all(name.startswith("classifier.") for name in loading_info["missing_keys"])
+    assert all(name.startswith("discriminator_head.") for name in loading_info["unexpected_keys"])
+    assert not loading_info["mismatched_keys"]
     model.save_pretrained(tmp_path / "tuned")
-    found = EncoderForSequenceClassification.from_pretrained(tmp_path / "tuned", output_loading_info=True)[1]
-    assert not any(found.values())
+    loading_info = EncoderForSequenceClassification.from_pretrained(tmp_path / "tuned", output_loading_info=True)[1]
+    assert not any(loading_info.values())
 
 
 @pytest.mark.parametrize("position", ["tisa", "floater", "learned"])
@@ -231,16 +231,16 @@ def test_a_decoder_that_was_left_out_never_comes_back_untrained(position, tmp_pa
     for model in (EncoderForSequenceClassification(config).eval(), Encoder(config.without_decoder()).eval()):
         assert config.with_decoder
         model.save_pretrained(tmp_path)
-        loaded, found = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
-        assert not found["missing_keys"]
+        loaded, loading_info = transformers.AutoModel.from_pretrained(tmp_path, output_loading_info=True)
+        assert not loading_info["missing_keys"]
         assert not loaded.has_decoder
         expected = model(**batch(), output_hidden_states=True).hidden_states[-1]
         torch.testing.assert_close(loaded.eval()(**batch()).last_hidden_state, expected)
         with pytest.raises(ValueError, match="with_decoder: a prediction for every token needs a decoder"):
             EncoderForTokenClassification.from_pretrained(tmp_path)
-        fresh, found = Encoder.from_pretrained(tmp_path, with_decoder=True, output_loading_info=True)
+        fresh, loading_info = Encoder.from_pretrained(tmp_path, with_decoder=True, output_loading_info=True)
         assert fresh.has_decoder
-        assert all(name.startswith(("layers.2.", "layers.3.")) for name in found["missing_keys"])
+        assert all(name.startswith(("layers.2.", "layers.3.")) for name in loading_info["missing_keys"])
 
 
 @pytest.mark.parametrize("model_class", PER_TOKEN)
@@ -285,8 +285,8 @@ def test_a_tied_head_is_the_embeddings_and_a_bias():
 def test_a_tied_head_survives_saving_and_loading(tmp_path):
     model = EncoderForMaskedLM(small_config(lm_head="tied")).eval()
     model.save_pretrained(tmp_path)
-    loaded, found = EncoderForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(found.values())
+    loaded, loading_info = EncoderForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(loading_info.values())
     torch.testing.assert_close(loaded.eval()(**batch()).logits, model(**batch()).logits)
 
 

@@ -81,8 +81,8 @@ def test_the_trainer_keeps_the_columns_that_a_model_takes(tmp_path):
     columns = {"input_ids": [[1, 2, 3]], "token_type_ids": [[0, 0, 1]], "position_ids": [[0, 1, 2]], "labels": [0]}
     arguments = transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     trainer = transformers.Trainer(build(heads.EncoderForSequenceClassification), arguments)
-    found = trainer._remove_unused_columns(datasets.Dataset.from_dict({**columns, "sentence": ["a b c"]}))
-    assert set(found.column_names) == columns.keys()
+    dataset = trainer._remove_unused_columns(datasets.Dataset.from_dict({**columns, "sentence": ["a b c"]}))
+    assert set(dataset.column_names) == columns.keys()
     assert trainer.label_names == ["labels"]
 
 
@@ -90,11 +90,11 @@ def test_a_tuple_where_the_configuration_says_so():
     model = language_model(heads.EncoderForMaskedLM)
     ids = torch.ones(1, 3, dtype=torch.long)
     model.config.return_dict = False
-    found = model(ids, labels=ids)
-    assert type(found) is tuple
-    assert len(found) == 2
-    asked = model(ids, labels=ids, return_dict=True)
-    assert torch.equal(asked.loss, found[0])
+    output = model(ids, labels=ids)
+    assert type(output) is tuple
+    assert len(output) == 2
+    as_dict = model(ids, labels=ids, return_dict=True)
+    assert torch.equal(as_dict.loss, output[0])
 
 
 def language_model(kind):

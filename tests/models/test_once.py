@@ -51,10 +51,10 @@ def test_a_funnel_makes_what_is_shared_once(position, decoder, owner, name, time
 def test_what_is_shared_is_where_the_model_is(name):
     position = build_position(name, **SIZES)
     assert not [key for key in position.state_dict() if key != "weight"]
-    position, at = position.to("meta"), Positions(0, 1, 5)
-    shared = position.compute_shared(Site(at, at))
-    found = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
-    assert found.device.type == "meta"
+    position, positions = position.to("meta"), Positions(0, 1, 5)
+    shared = position.compute_shared(Site(positions, positions))
+    table = shared[0][10_000.0][0] if name == "rope" else shared[1][0].table
+    assert table.device.type == "meta"
 
 
 class Operations(TorchDispatchMode):
@@ -92,5 +92,5 @@ def test_the_tables_of_all_layers_are_made_at_once(build):
 
 def test_rope_makes_its_cosines_once():
     """Three operations turn a query or a key, and five turn its gradient."""
-    more = operations_of_a_step(encoder_with("rope")) - operations_of_a_step(encoder_with("none"))
-    assert more <= 12 * 2 * (3 + 5) + 20
+    added = operations_of_a_step(encoder_with("rope")) - operations_of_a_step(encoder_with("none"))
+    assert added <= 12 * 2 * (3 + 5) + 20

@@ -134,15 +134,15 @@ def gradients(states, model):
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_states_and_gradients_are_those_written_out(options, length):
     model, inputs = build(**options), batch(length)
-    found = model(**inputs, output_hidden_states=True).hidden_states
+    states = model(**inputs, output_hidden_states=True).hidden_states
     expected = written_out(model, inputs["input_ids"], inputs["attention_mask"])
-    assert len(found) == len(expected) == 4
-    for state, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(state, other, rtol=1e-9, atol=1e-10)
-    for (name, _), grad, other in zip(
-        model.named_parameters(), gradients(found, model), gradients(expected, model), strict=True
+    assert len(states) == len(expected) == 4
+    for state, expected_state in zip(states, expected, strict=True):
+        torch.testing.assert_close(state, expected_state, rtol=1e-9, atol=1e-10)
+    for (name, _), grad, expected_grad in zip(
+        model.named_parameters(), gradients(states, model), gradients(expected, model), strict=True
     ):
-        torch.testing.assert_close(grad, other, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(grad, expected_grad, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
 
 
 @pytest.mark.parametrize("blocks", [{"blocks": "2-1x2-1", "decoder_layers": "1"}, {"blocks": "1x3"}], ids=str)
@@ -156,24 +156,24 @@ def test_funnels_and_shared_layers_have_them_too(blocks, position):
         return (model(**inputs).logits * toward).sum()
 
     loss().backward()
-    found = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in found.values())
+    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
+    assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in grads.values())
     checkpoint_activations(model)
     model.train().zero_grad()
     loss().backward()
     for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, found[name], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-9, atol=1e-10)
     # One entry of a weight, by numbers.
     weight, step = model.encoder.layers[0].up.weight, 1e-6
-    at = divmod(int(found["encoder.layers.0.up.weight"].abs().argmax()), weight.shape[1])
+    index = divmod(int(grads["encoder.layers.0.up.weight"].abs().argmax()), weight.shape[1])
     losses = []
     with torch.no_grad():
         for sign in (1, -1):
-            weight[at] += sign * step
+            weight[index] += sign * step
             losses.append(float(loss()))
-            weight[at] -= sign * step
+            weight[index] -= sign * step
     numeric = (losses[0] - losses[1]) / (2 * step)
-    assert numeric == pytest.approx(float(found["encoder.layers.0.up.weight"][at]), rel=1e-5)
+    assert numeric == pytest.approx(float(grads["encoder.layers.0.up.weight"][index]), rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"]], ids=str)
@@ -181,9 +181,9 @@ def test_bfloat16_is_near_float64(options):
     model, inputs = build(**options), batch(9)
     with torch.no_grad():
         expected = model(**inputs).last_hidden_state
-        found = model.bfloat16()(**inputs).last_hidden_state
-    assert found.dtype == torch.bfloat16
-    assert float((found.double() - expected).norm() / expected.norm()) < 0.05
+        actual = model.bfloat16()(**inputs).last_hidden_state
+    assert actual.dtype == torch.bfloat16
+    assert float((actual.double() - expected).norm() / expected.norm()) < 0.05
 
 
 @pytest.mark.parametrize(
@@ -270,11 +270,11 @@ def test_means_of_long_text_in_half_precision(packed, dtype):
     mask = torch.ones(2, 2050)
     mask[1, 1001:] = 0
     documents = torch.zeros(2, 2050, dtype=torch.long) if packed else None
-    found = mean_states(hidden, mask, documents)
+    means = mean_states(hidden, mask, documents)
     expected = torch.stack((hidden[0].double().mean(0), hidden[1, :1001].double().mean(0)))
-    assert found.dtype == dtype
+    assert means.dtype == dtype
     # The nearest number, or the next one if the sum was rounded across the middle.
-    torch.testing.assert_close(found.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+    torch.testing.assert_close(means.double(), expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
 
 
 def test_classifiers_with_a_norm_and_a_mean():
@@ -294,9 +294,9 @@ def test_classifiers_with_a_norm_and_a_mean():
     torch.testing.assert_close(mean(**inputs).logits, expected + mean.classifier.out.bias, rtol=0, atol=1e-10)
     # The same rows, packed.
     ids = torch.cat([row[keep] for row, keep in zip(inputs["input_ids"], real, strict=True)])[None]
-    places = torch.cat([torch.arange(9)[keep] for keep in real])[None]
+    position_ids = torch.cat([torch.arange(9)[keep] for keep in real])[None]
     documents = torch.cat([torch.full((int(keep.sum()),), number) for number, keep in enumerate(real)])[None]
-    packed = mean(input_ids=ids, position_ids=places, document_ids=documents).logits
+    packed = mean(input_ids=ids, position_ids=position_ids, document_ids=documents).logits
     torch.testing.assert_close(packed, mean(**inputs).logits, rtol=0, atol=1e-10)
     tokens = build(EncoderForTokenClassification, **options)
     states = transformed(tokens.transform, tokens.encoder(**inputs).last_hidden_state)

@@ -57,15 +57,15 @@ def compare(model, texts, row, types=None):
     """The states of all tokens and the gradients of all parameters."""
     kinds = [None] * len(texts) if types is None else types
     alone = [model(text, token_type_ids=kind).last_hidden_state for text, kind in zip(texts, kinds, strict=True)]
-    whole = model(**row, token_type_ids=None if types is None else torch.cat(types, 1)).last_hidden_state
+    packed = model(**row, token_type_ids=None if types is None else torch.cat(types, 1)).last_hidden_state
     alone = torch.cat(alone, 1)
-    equal(whole, alone)
+    equal(packed, alone)
     weight = torch.randn_like(alone)
-    each = [
+    gradients = [
         torch.autograd.grad((states * weight).sum(), [*model.parameters()], allow_unused=True, materialize_grads=True)
-        for states in (whole, alone)
+        for states in (packed, alone)
     ]
-    for (name, _), ours, theirs in zip(model.named_parameters(), *each, strict=True):
+    for (name, _), ours, theirs in zip(model.named_parameters(), *gradients, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8, msg=lambda text, name=name: f"{name}: {text}")
 
 
@@ -116,18 +116,18 @@ def test_padding_is_not_counted_in_a_document():
     model = randomized(Encoder, position="learned+rope", count_padding=False)
     ids = torch.randint(1, 50, (1, 8))
     padded, real = torch.cat([torch.zeros(1, 3, dtype=torch.long), ids], 1), torch.arange(11)[None] >= 3
-    found = model(padded, real, document_ids=torch.zeros_like(padded)).last_hidden_state[:, 3:]
-    equal(found, model(ids).last_hidden_state)
+    states = model(padded, real, document_ids=torch.zeros_like(padded)).last_hidden_state[:, 3:]
+    equal(states, model(ids).last_hidden_state)
 
 
 @pytest.mark.parametrize("blocks", [{"blocks": "1"}, FUNNEL])
 def test_an_encoder_says_which_documents_its_states_are_of(blocks):
     model = randomized(Encoder, position="tisa", **blocks)
     ids, documents = torch.randint(1, 50, (1, 9)), torch.tensor([[7] * 5 + [3] * 4])
-    found = model(ids, document_ids=documents)
+    output = model(ids, document_ids=documents)
     assert model(ids).documents is None
-    assert found.documents.shape == found.last_hidden_state.shape[:2]
-    assert len(found.documents.unique_consecutive()) == 2
+    assert output.documents.shape == output.last_hidden_state.shape[:2]
+    assert len(output.documents.unique_consecutive()) == 2
     # Besides [CLS], five tokens leave two, and four leave one.
     short = randomized(Encoder, position="tisa", blocks="1-1")(ids, document_ids=documents)
     assert short.documents.tolist() == [[0, 0, 0, 1, 1]]
@@ -155,8 +155,8 @@ def test_one_text():
     model = randomized(Encoder, position="tisa", **FUNNEL)
     ids = torch.randint(1, 50, (1, 9))
     for ends in ((0, 9), (0, 0, 9, 9)):  # and texts without a token
-        given = torch.tensor(ends)
-        equal(model(ids, cu_seq_lens_q=given).last_hidden_state, model(ids).last_hidden_state)
+        boundaries = torch.tensor(ends)
+        equal(model(ids, cu_seq_lens_q=boundaries).last_hidden_state, model(ids).last_hidden_state)
 
 
 @pytest.mark.parametrize("position", [*METHODS, "tupe+t5"])
@@ -170,10 +170,10 @@ def test_funnels_pool_each_text(position):
 def test_a_hole_in_a_text_begins_no_other(dtype):
     model = randomized(Encoder, segments="attention", type_vocab_size=3)
     ids, types = torch.randint(1, 50, (1, 8)), torch.tensor([[2, 0, 0, 1, 1, 0, 1, 1]])
-    given = {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]]), "token_type_ids": types}
-    alone = model(ids, **given).last_hidden_state
-    packed = model(ids, **given, seq_idx=torch.zeros(1, 8, dtype=dtype)).last_hidden_state
-    equal(packed[:, given["attention_mask"][0] == 1], alone[:, given["attention_mask"][0] == 1])
+    kwargs = {"attention_mask": torch.tensor([[1, 1, 0, 1, 1, 1, 1, 1]]), "token_type_ids": types}
+    alone = model(ids, **kwargs).last_hidden_state
+    packed = model(ids, **kwargs, seq_idx=torch.zeros(1, 8, dtype=dtype)).last_hidden_state
+    equal(packed[:, kwargs["attention_mask"][0] == 1], alone[:, kwargs["attention_mask"][0] == 1])
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_every_pooling(options):
 def test_given_positions_are_pooled():
     model = randomized(Encoder, position="fire", **FUNNEL)
     texts, _ = texts_and_row()
-    at = [torch.randint(0, 100, (1, n)).sort().values for n in LENGTHS]
-    alone = [model(text, position_ids=places).last_hidden_state for text, places in zip(texts, at, strict=True)]
-    whole = model(torch.cat(texts, 1), position_ids=torch.cat(at, 1), document_ids=SEQ)
-    equal(whole.last_hidden_state, torch.cat(alone, 1))
+    position_ids = [torch.randint(0, 100, (1, n)).sort().values for n in LENGTHS]
+    alone = [model(text, position_ids=ids).last_hidden_state for text, ids in zip(texts, position_ids, strict=True)]
+    packed = model(torch.cat(texts, 1), position_ids=torch.cat(position_ids, 1), document_ids=SEQ)
+    equal(packed.last_hidden_state, torch.cat(alone, 1))
 
 
 @pytest.mark.parametrize("blocks", [{}, FUNNEL])
@@ -206,11 +206,11 @@ def test_heads_of_tokens(blocks):
     labels[0][0, 1] = 3
     for kind in (EncoderForMaskedLM, EncoderForTokenClassification):
         model = randomized(kind, position="tisa", num_labels=5, **blocks)
-        whole = model(**row, labels=torch.cat(labels, 1))
+        packed = model(**row, labels=torch.cat(labels, 1))
         alone = [model(text).logits for text in texts]
-        equal(whole.logits, torch.cat(alone, 1))
+        equal(packed.logits, torch.cat(alone, 1))
         known = torch.cat(labels, 1).flatten()
-        equal(whole.loss.double(), torch.nn.functional.cross_entropy(torch.cat(alone, 1)[0].float(), known).double())
+        equal(packed.loss.double(), torch.nn.functional.cross_entropy(torch.cat(alone, 1)[0].float(), known).double())
 
 
 @pytest.mark.parametrize("blocks", [{}, FUNNEL, {"classifier_pooling": "mean"}])
@@ -218,10 +218,10 @@ def test_every_text_has_a_class(blocks):
     texts, row = texts_and_row()
     model = randomized(EncoderForSequenceClassification, position="tisa", num_labels=3, **blocks)
     labels = torch.randint(0, 3, (len(texts),))
-    whole = model(**row, labels=labels)
+    packed = model(**row, labels=labels)
     alone = torch.cat([model(text).logits for text in texts])
-    equal(whole.logits, alone)
-    torch.testing.assert_close(whole.loss, torch.nn.functional.cross_entropy(alone.float(), labels))
+    equal(packed.logits, alone)
+    torch.testing.assert_close(packed.loss, torch.nn.functional.cross_entropy(alone.float(), labels))
 
 
 def test_electra():
@@ -229,14 +229,14 @@ def test_electra():
     model = randomized(Electra, ElectraPretrainingConfig, position="transformer_xl", lm_head="bert", **FUNNEL)
     labels = [torch.where(torch.arange(n) % 2 == 0, 7, -100)[None] for n in LENGTHS]
     sampled = [(text + 1) % 50 for text in texts]
-    whole = model(**row, labels=torch.cat(labels, 1), sampled_ids=torch.cat(sampled, 1))
+    packed = model(**row, labels=torch.cat(labels, 1), sampled_ids=torch.cat(sampled, 1))
     parts = zip(texts, labels, sampled, strict=True)
-    alone = [model(text, labels=known, sampled_ids=drawn) for text, known, drawn in parts]
-    equal(whole.generator_logits, torch.cat([each.generator_logits for each in alone]))
-    equal(whole.discriminator_logits, torch.cat([each.discriminator_logits for each in alone], 1))
+    alone = [model(text, labels=known, sampled_ids=ids) for text, known, ids in parts]
+    equal(packed.generator_logits, torch.cat([output.generator_logits for output in alone]))
+    equal(packed.discriminator_logits, torch.cat([output.discriminator_logits for output in alone], 1))
     shares = torch.tensor(LENGTHS) / sum(LENGTHS)
-    losses = torch.stack([each.discriminator_loss for each in alone])
-    torch.testing.assert_close(whole.discriminator_loss, (losses * shares).sum().float())
+    losses = torch.stack([output.discriminator_loss for output in alone])
+    torch.testing.assert_close(packed.discriminator_loss, (losses * shares).sum().float())
 
 
 IDS = torch.ones_like(SEQ)
@@ -249,7 +249,7 @@ def test_a_mask_of_ones_is_no_padding():
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("kwargs", "message"),
     [
         ({"cu_seq_lens_q": ENDS[:-1]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33 (the rows of"),
         ({"cu_seq_lens_q": ENDS[1:]}, "cu_seq_lens_q: expected non-decreasing integers from 0 to 33"),
@@ -273,7 +273,7 @@ def test_a_mask_of_ones_is_no_padding():
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(given, message):
+def test_what_does_not_fit_is_refused(kwargs, message):
     model = randomized(Encoder, position="tisa", **FUNNEL)
     with pytest.raises((TypeError, ValueError), match=f"^{re.escape(message)}"):
-        model(**{"input_ids": IDS, **given})
+        model(**{"input_ids": IDS, **kwargs})

@@ -32,15 +32,15 @@ def test_everything_is_pooled_by_the_same_windows(way, mode, mask, length):
     assert pooling.pooled_length(length) == len(groups)
     hidden, real, types = torch.randn(2, length, 3), torch.rand(2, length) < 0.5, torch.randint(0, 3, (2, length))
     torch.testing.assert_close(pooling.pool_hidden(hidden), pool(hidden, groups, MODES[mode]))
-    at = torch.rand(2, length).cumsum(1)
-    pooled = pooling.pool_site(Site(at, at, key_mask=real, key_segments=types))
+    positions = torch.rand(2, length).cumsum(1)
+    pooled = pooling.pool_site(Site(positions, positions, key_mask=real, key_segments=types))
     assert pooled.query_positions is pooled.key_positions
-    assert torch.equal(pooled.key_positions, pool(at, groups, MODES["first"]))
+    assert torch.equal(pooled.key_positions, pool(positions, groups, MODES["first"]))
     assert torch.equal(pooled.key_mask, pool(real, groups, MODES[mask]))
     assert pooled.query_segments is pooled.key_segments
     assert torch.equal(pooled.key_segments, pool(types, groups, MODES["first"]))
     # One row of positions for the whole batch stays one.
-    assert torch.equal(pooling.pool_site(Site(at[0], at[0])).key_positions, pooled.key_positions[0])
+    assert torch.equal(pooling.pool_site(Site(positions[0], positions[0])).key_positions, pooled.key_positions[0])
 
 
 @every_way
@@ -52,12 +52,12 @@ def test_affine_positions_are_those_of_the_first_tokens_but_for_cls(way, length,
     for _ in range(times):
         if not pooling.applies_to(affine.length):
             break
-        affine, explicit = (pooling.pool_site(Site(at, at)).key_positions for at in (affine, explicit))
+        affine, explicit = (pooling.pool_site(Site(ids, ids)).key_positions for ids in (affine, explicit))
     first = 1 if config.separate_cls else 0
-    found = affine.values()
-    assert torch.equal(found[first:], explicit[first:])
+    values = affine.values()
+    assert torch.equal(values[first:], explicit[first:])
     # [CLS] is as far from the next token as tokens are from each other; where positions are given it stays.
-    assert found[0] == (1 - affine.stride if config.separate_cls else 0)
+    assert values[0] == (1 - affine.stride if config.separate_cls else 0)
     assert explicit[0] == 0
 
 
@@ -71,23 +71,23 @@ def test_unpooling_gives_every_token_its_own_window(way, length, times):
     hidden, poolings = numbers, 0
     while poolings < times and pooling.applies_to(hidden.shape[1]):
         hidden, poolings = pooling.pool_hidden(hidden), poolings + 1
-    whole = unpool(hidden, 2**times, length, config.separate_cls)
-    assert whole.shape == numbers.shape
+    unpooled = unpool(hidden, 2**times, length, config.separate_cls)
+    assert unpooled.shape == numbers.shape
     if poolings < times:
         return  # Where halving came to an end each state stands for more tokens than it was made of.
     size = 2**times
     covered = first + size * (hidden.shape[1] - first)
     for token in range(length):
         if token < first:
-            assert whole[0, token] == token
+            assert unpooled[0, token] == token
         elif token >= covered:
-            assert whole[0, token] == 0
+            assert unpooled[0, token] == 0
             assert config.truncate_seq
             assert length - token < size
         else:
             window = (token - first) // size
             start = first + window * size
-            assert start <= whole[0, token] < start + size
+            assert start <= unpooled[0, token] < start + size
 
 
 @pytest.mark.parametrize("separate", [True, False])

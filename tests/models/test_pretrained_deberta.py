@@ -38,10 +38,10 @@ def test_the_same_states_and_logits(head, changes, tmp_path):
     assert set(ours.loading_report.loaded) == set(ours.state_dict())
     ids, real = torch.randint(8, 50, (3, 11)), torch.arange(11) < torch.tensor([[11], [7], [2]])
     inputs = {"input_ids": ids, "attention_mask": real.long()}
-    expected, found = run(original, inputs), run(ours, inputs)
-    close(found, expected, 1e-5, 1e-6)  # transformers rounds the scale to float32
+    expected, actual = run(original, inputs), run(ours, inputs)
+    close(actual, expected, 1e-5, 1e-6)  # transformers rounds the scale to float32
     weighted(expected).backward()
-    weighted(found).backward()
+    weighted(actual).backward()
     # The copies of the words' projections train apart, but what reaches the words is the same.
     words, theirs_ = ours.base_model.embeddings.word, original.base_model.embeddings.word_embeddings
     torch.testing.assert_close(words.weight.grad, theirs_.weight.grad, rtol=1e-5, atol=1e-5)

@@ -108,18 +108,18 @@ def test_the_same_states_and_logits(case, head, tmp_path, exact_rotations):
     for length in (1, 2, 21, 150) if head == "Model" else (21,):
         inputs = batch(length)
         with torch.no_grad():
-            expected, found = run(original, inputs), run(ours, inputs)
-        assert len(found) >= 4
-        close(found, expected, 1e-8, 1e-9)
+            expected, actual = run(original, inputs), run(ours, inputs)
+        assert len(actual) >= 4
+        close(actual, expected, 1e-8, 1e-9)
     ours.save_pretrained(tmp_path / "ours")
     for again in (
         load_pretrained(tmp_path / "ours", dtype=torch.float64),
         type(ours).from_pretrained(tmp_path / "ours"),
     ):
-        for tensor, other in zip(again.double().state_dict().values(), ours.state_dict().values(), strict=True):
-            assert torch.equal(tensor, other)
+        for tensor, saved in zip(again.double().state_dict().values(), ours.state_dict().values(), strict=True):
+            assert torch.equal(tensor, saved)
         with torch.no_grad():
-            torch.testing.assert_close(run(again, inputs), found, rtol=0, atol=0)
+            torch.testing.assert_close(run(again, inputs), actual, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("case", ["distilbert", "mpnet", "modernbert"])
@@ -156,8 +156,8 @@ def test_the_options_of_early_modernberts_are_understood(tmp_path):
     original.save_pretrained(tmp_path)
     early = {"global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3}
     rewrite(tmp_path, **early, rope_parameters=None, layer_types=None)
-    found = load_pretrained(tmp_path).config
-    assert (found.windows, found.position_options) == ("0,3,3", {"base": [160000.0, 10000.0, 10000.0]})
+    config = load_pretrained(tmp_path).config
+    assert (config.windows, config.position_options) == ("0,3,3", {"base": [160000.0, 10000.0, 10000.0]})
 
 
 def test_padding_on_the_left_is_not_counted_by_mpnet(tmp_path):
@@ -202,7 +202,7 @@ def test_another_position_method_in_a_modernbert(tmp_path):
             "modernbert",
             "Model",
             {"hidden_size": 32},
-            "checkpoint: 'embeddings.tok_embeddings.weight' has shape (50, 16)",
+            "checkpoint: expected 'embeddings.tok_embeddings.weight' of shape (50, 32), got (50, 16)",
         ),
         ("modernbert", "Model", {"num_attention_heads": 3}, "num_attention_heads: 3 heads do not divide"),
         (

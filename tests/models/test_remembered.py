@@ -57,8 +57,8 @@ def results_of(model, dtype, training):
     return [output, *torch.autograd.grad(output.float().square().sum(), list(model.parameters()), allow_unused=True)]
 
 
-def are_equal(found, wanted):
-    return all(each is other is None or torch.equal(each, other) for each, other in zip(found, wanted, strict=True))
+def are_equal(actual, expected):
+    return all(x is y is None or torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "autocast"])
@@ -71,9 +71,9 @@ def test_every_method_is_remembered_and_gives_the_bits_of_a_call_that_is_not(nam
             patch.delattr(whereformer.kernels, "make_call")
             later = results_of(model, dtype, training)
         with without_memories():
-            wanted = results_of(model, dtype, training)
-        assert are_equal(first, wanted)
-        assert are_equal(later, wanted)
+            expected = results_of(model, dtype, training)
+        assert are_equal(first, expected)
+        assert are_equal(later, expected)
 
 
 METHODS = ["deberta", "transformer_xl", "t5", "tisa", "kerple"]
@@ -92,7 +92,7 @@ def projections(monkeypatch):
     )
     for kind, name in methods:
         usual = getattr(kind, name)
-        monkeypatch.setattr(kind, name, lambda *each, usual=usual, **more: counted.append(1) or usual(*each, **more))
+        monkeypatch.setattr(kind, name, lambda *args, usual=usual, **kw: counted.append(1) or usual(*args, **kw))
     return counted
 
 
@@ -109,7 +109,7 @@ def stepped(model):
 
 
 def loaded(model):
-    state = {name: 1.5 * each for name, each in model.state_dict().items() if each.is_floating_point()}
+    state = {name: 1.5 * tensor for name, tensor in model.state_dict().items() if tensor.is_floating_point()}
     model.load_state_dict(state, strict=False)
 
 
@@ -161,10 +161,10 @@ def test_a_changed_weight_makes_tables_new(name, change, projections):
     assert torch.equal(output_of(model), before)
     assert len(projections) == (2 if name in ("deberta", "transformer_xl") else 1)  # each layer once, or all at once
     CHANGES[change](model)
-    found = output_of(model)
+    output = output_of(model)
     with without_memories():
-        assert torch.equal(output_of(model), found)
-    assert not torch.equal(found, before)
+        assert torch.equal(output_of(model), output)
+    assert not torch.equal(output, before)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -172,17 +172,17 @@ def test_what_tables_depend_on_beside_weights(name, projections):
     model = encoder(name).eval()
     for length in (18, 19, 18, 1, 2):
         for autocast in (False, True, False):
-            found = output_of(model, length, enabled=autocast)
+            output = output_of(model, length, enabled=autocast)
             with without_memories():
-                assert torch.equal(output_of(model, length, enabled=autocast), found)
+                assert torch.equal(output_of(model, length, enabled=autocast), output)
     with torch.inference_mode():
-        found = output_of(model)
-    assert torch.equal(output_of(model), found)
+        output = output_of(model)
+    assert torch.equal(output_of(model), output)
     results_of(model, "float32", True)  # what inference mode made has no place in a graph
     model.position.content_scale = lambda site: 0.3
-    found = output_of(model)
+    output = output_of(model)
     with without_memories():
-        assert torch.equal(output_of(model), found)
+        assert torch.equal(output_of(model), output)
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -193,11 +193,11 @@ def test_copies_and_replaced_parameters_have_tables_of_their_own(name, projectio
     changed = output_of(twin)
     assert not torch.equal(changed, before)
     assert torch.equal(output_of(model), before)
-    others = {f"position.{key}": each.detach() for key, each in twin.position.named_parameters()}
+    parameters = {f"position.{key}": parameter.detach() for key, parameter in twin.position.named_parameters()}
     with torch.no_grad():
         ids = torch.arange(36).view(2, 18) % 50
-        found = torch.func.functional_call(model, others, (ids,)).last_hidden_state
-    assert torch.equal(found, changed)
+        output = torch.func.functional_call(model, parameters, (ids,)).last_hidden_state
+    assert torch.equal(output, changed)
     assert torch.equal(output_of(model), before)
 
 
@@ -215,8 +215,8 @@ def test_programs_hold_no_tables(name, projections):
     assert not torch.equal(changed, before)
     torch.testing.assert_close(output_of(compiled), changed)
     with torch.no_grad():
-        for parameter, other in zip(exported.parameters(), model.parameters(), strict=True):
-            parameter.copy_(other)
+        for parameter, source in zip(exported.parameters(), model.parameters(), strict=True):
+            parameter.copy_(source)
     torch.testing.assert_close(output_of(exported), changed, rtol=1e-4, atol=1e-4)
 
 
@@ -243,11 +243,11 @@ def test_tables_live_no_longer_than_their_method():
 
 def test_threads_share_tables():
     model = encoder("transformer_xl").eval()
-    wanted = {length: output_of(model, length) for length in (5, 18)}
+    expected = {length: output_of(model, length) for length in (5, 18)}
 
     def results(number):
         length = (5, 18)[number % 2]
-        return all(torch.equal(output_of(model, length), wanted[length]) for _ in range(10))
+        return all(torch.equal(output_of(model, length), expected[length]) for _ in range(10))
 
     with ThreadPoolExecutor(4) as pool:
         assert all(pool.map(results, range(8)))

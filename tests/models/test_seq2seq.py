@@ -115,20 +115,20 @@ def test_logits_states_and_gradients_equal_marians():
     mask = torch.ones_like(source)
     mask[1, 4:] = 0
     target[2, 3:] = -100
-    found, expected = (model(source, mask, labels=target, output_hidden_states=True) for model in (ours, theirs))
+    actual, expected = (model(source, mask, labels=target, output_hidden_states=True) for model in (ours, theirs))
     # What follows the end is predicted from padding, whose embedding transformers leaves as it is.
     real = target != -100
-    torch.testing.assert_close(found.logits[real], expected.logits[real], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(found.loss.double(), expected.loss, rtol=1e-6, atol=0)
+    torch.testing.assert_close(actual.logits[real], expected.logits[real], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(actual.loss.double(), expected.loss, rtol=1e-6, atol=0)
     for name in ("encoder_hidden_states", "decoder_hidden_states"):
-        seen = mask.bool() if name.startswith("encoder") else real
-        for own, other in zip(getattr(found, name), getattr(expected, name), strict=True):
-            torch.testing.assert_close(own[seen], other[seen], rtol=1e-12, atol=1e-12)
-    found.logits[real].square().sum().backward()
+        token_mask = mask.bool() if name.startswith("encoder") else real
+        for state, expected_state in zip(getattr(actual, name), getattr(expected, name), strict=True):
+            torch.testing.assert_close(state[token_mask], expected_state[token_mask], rtol=1e-12, atol=1e-12)
+    actual.logits[real].square().sum().backward()
     expected.logits[real].square().sum().backward()
     torch.testing.assert_close(ours.words.weight.grad[1:], theirs.model.shared.weight.grad[1:], rtol=1e-9, atol=1e-9)
-    own = ours.decoder.layers[0].cross.query.weight.grad
-    torch.testing.assert_close(own, theirs.model.decoder.layers[0].encoder_attn.q_proj.weight.grad)
+    grad = ours.decoder.layers[0].cross.query.weight.grad
+    torch.testing.assert_close(grad, theirs.model.decoder.layers[0].encoder_attn.q_proj.weight.grad)
 
 
 @pytest.mark.parametrize("position", METHODS)
@@ -139,14 +139,14 @@ def test_every_step_with_a_cache_has_the_logits_of_the_whole(position, norm):
     mask = torch.ones_like(source)
     mask[1, 5:] = 0
     with torch.no_grad():
-        whole = model(source, mask, target, use_cache=False).logits
-        given, cache, logits = read(model, source, mask), None, []
+        expected = model(source, mask, target, use_cache=False).logits
+        encoded, cache, logits = read(model, source, mask), None, []
         # One at a time, then several at once.
         for new in target.split([1, 1, 1, 3, 1, 2], 1):
-            output = model(**given, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)
+            output = model(**encoded, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)
             cache = output[CACHE]
             logits.append(output.logits)
-    torch.testing.assert_close(torch.cat(logits, 1), whole, rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(torch.cat(logits, 1), expected, rtol=1e-11, atol=1e-11)
 
 
 @torch.no_grad()
@@ -154,9 +154,9 @@ def test_keys_of_the_source_are_computed_once_and_never_copied():
     model = build("shaw")
     cross, lengths, stored = model.decoder.layers[0].cross, [], []
     cross.key.register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
-    given, cache = read(model, tokens(3, 7), None), None
+    encoded, cache = read(model, tokens(3, 7), None), None
     for new in tokens(3, 4).split(1, 1):
-        cache = model(**given, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)[CACHE]
+        cache = model(**encoded, decoder_input_ids=new, **{CACHE: cache}, use_cache=True)[CACHE]
         stored.append(cache.cross_attention_cache.layers[0].keys)
     assert lengths == [7]
     assert all(keys is stored[0] for keys in stored)
@@ -193,8 +193,8 @@ def test_padding_changes_nothing(position):
     mask = (padded != 0).long()
     with torch.no_grad():
         expected = model(source, None, target, use_cache=False).logits
-        found = model(padded, mask, functional.pad(target, (0, 2)), use_cache=False).logits
-    torch.testing.assert_close(found[:, :6], expected, rtol=1e-11, atol=1e-11)
+        actual = model(padded, mask, functional.pad(target, (0, 2)), use_cache=False).logits
+    torch.testing.assert_close(actual[:, :6], expected, rtol=1e-11, atol=1e-11)
 
 
 @pytest.mark.parametrize("position", METHODS)
@@ -248,8 +248,8 @@ def test_targets_stand_one_place_to_the_right():
     labels = torch.tensor([[5, 6, 2], [7, 2, -100]])
     assert model.prepare_decoder_input_ids_from_labels(labels).tolist() == [[1, 5, 6], [1, 7, 2]]
     source = tokens(2, 4)
-    given = model(source, decoder_input_ids=torch.tensor([[1, 5, 6], [1, 7, 2]]), labels=labels)
-    torch.testing.assert_close(given.loss, model(source, labels=labels).loss)
+    output = model(source, decoder_input_ids=torch.tensor([[1, 5, 6], [1, 7, 2]]), labels=labels)
+    torch.testing.assert_close(output.loss, model(source, labels=labels).loss)
 
 
 def test_checkpointed_layers_have_no_cache():
@@ -272,8 +272,8 @@ def test_a_saved_model_is_the_same(position, tmp_path):
     assert loaded.words.weight is loaded.head.weight is loaded.encoder.words.weight is loaded.decoder.words.weight
     source, target = tokens(2, 5), tokens(2, 6)
     with torch.no_grad():
-        expected, found = (each(source, None, target).logits for each in (model, loaded))
-    assert torch.equal(expected, found)
+        expected, actual = (version(source, None, target).logits for version in (model, loaded))
+    assert torch.equal(expected, actual)
 
 
 def test_a_larger_vocabulary_stays_shared():
@@ -303,7 +303,7 @@ def test_writing_beyond_a_table_of_positions_says_so():
     [
         ({"norm": "both"}, r"norm: expected one of post, pre, got 'both'"),
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
-        ({"encoder_layers": 0}, "encoder_layers: expected at least 1, got 0"),
+        ({"encoder_layers": 0}, "encoder_layers: expected 1 to 1000, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected 0 to 0.99, got 1.0"),
         (
             {"attention_probs_dropout_prob": 1.0},
@@ -364,7 +364,7 @@ def test_a_checkpoint_without_embeddings_is_not_complete(tmp_path):
     weights = load_file(file)
     del weights["words.weight"]
     save_file(weights, file, {"format": "pt"})
-    model, found = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
-    assert "words.weight" in found["missing_keys"]
+    model, loading_info = Seq2SeqForConditionalGeneration.from_pretrained(tmp_path, output_loading_info=True)
+    assert "words.weight" in loading_info["missing_keys"]
     assert not any(parameter.is_meta for parameter in model.parameters())
     assert model.encoder.words.weight is model.decoder.words.weight is model.head.weight is model.words.weight

@@ -72,14 +72,14 @@ def test_sizes_are_compared_before_memory_is_taken(folder, fields, message, noth
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "said"), [(3e38, "as large as 3e+38"), (math.nan, "not finite"), (-math.inf, "not")])
-def test_weights_that_are_no_numbers_are_named(folder, value, said):
+@pytest.mark.parametrize(("value", "text"), [(3e38, "as large as 3e+38"), (math.nan, "not finite"), (-math.inf, "not")])
+def test_weights_that_are_no_numbers_are_named(folder, value, text):
     state = load_file(folder / "model.safetensors")
     state["norm.weight" if "norm.weight" in state else "embeddings.norm.weight"][3] = value
     save_file(state, folder / "model.safetensors", {"format": "pt"})
-    with pytest.raises(InputError, match=f"^checkpoint: '.*norm.weight' has numbers .*{said[:6]}") as caught:
+    with pytest.raises(InputError, match=f"^checkpoint: '.*norm.weight' has numbers .*{text[:6]}") as caught:
         load_pretrained(folder)
-    assert said in str(caught.value)
+    assert text in str(caught.value)
 
 
 OUTSIDE = "../model.safetensors", "/etc/passwd", "missing.safetensors", "a/b.safetensors", "a\\b.safetensors", ".."
@@ -115,10 +115,10 @@ def test_a_damaged_config_is_one_line(folder, content):
 def test_the_header_takes_no_memory(folder):
     header = read_header(find_weights(folder))
     state = load_file(folder / "model.safetensors")
-    assert {name: (each.shape, each.dtype) for name, each in header.items()} == {
-        name: (each.shape, each.dtype) for name, each in state.items()
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in header.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in state.items()
     }
-    assert all(each.is_meta for each in header.values())
+    assert all(tensor.is_meta for tensor in header.values())
 
 
 def test_random_numbers_are_those_of_a_model_that_is_built_once(folder):
@@ -141,9 +141,9 @@ CONFIGS = {
 @given(st.data())
 def test_a_configuration_is_one_or_an_input_error(data):
     kind = data.draw(st.sampled_from(list(CONFIGS)))
-    own = [name for base in kind.__mro__ if "whereformer" in base.__module__ for name in get_annotations(base)]
+    names = [name for base in kind.__mro__ if "whereformer" in base.__module__ for name in get_annotations(base)]
     values = st.one_of(st.sampled_from(STRANGE), st.integers(), st.floats(), st.text(max_size=9))
-    fields = data.draw(st.dictionaries(st.sampled_from(own), values, max_size=2))
+    fields = data.draw(st.dictionaries(st.sampled_from(names), values, max_size=2))
     try:
         config = kind.from_dict({**CONFIGS[kind], **fields})
     except InputError as error:
@@ -166,7 +166,7 @@ def test_a_damaged_header_is_an_error_of_one_kind(tmp_path_factory, position, by
     except OSError as error:
         assert str(error).startswith(f"path_or_id: {file} is not safetensors")  # noqa: PT017  # as above
     else:
-        assert all(each.is_meta for each in header.values())
+        assert all(tensor.is_meta for tensor in header.values())
 
 
 def test_weights_of_8_bits_are_refused(folder):
@@ -181,7 +181,7 @@ def test_positions_that_are_one_number_are_refused(tmp_path):
     config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
     BertModel(config).save_pretrained(tmp_path)
     state = load_file(tmp_path / "model.safetensors")
-    save_file({name: each.flatten()[0].clone() for name, each in state.items()}, tmp_path / "model.safetensors")
+    save_file({name: tensor.flatten()[0].clone() for name, tensor in state.items()}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match=r"^config: a model with these sizes cannot be built \("):
         load_pretrained(tmp_path)
 

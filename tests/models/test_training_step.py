@@ -37,11 +37,11 @@ def translator(position):
     return Seq2SeqForConditionalGeneration(Seq2SeqConfig(position=position, **sizes, **layers)).train()
 
 
-def batch(**more):
+def batch(**extra):
     ids = torch.randint(3, 50, (3, 12))
     labels = torch.where(torch.rand(3, 12) < 0.4, ids, -100)
     labels[:, 1] = ids[:, 1]
-    return {"input_ids": ids, "labels": labels, **more}
+    return {"input_ids": ids, "labels": labels, **extra}
 
 
 def step(model, inputs, run=None):
@@ -50,16 +50,16 @@ def step(model, inputs, run=None):
     torch.manual_seed(3)
     loss = (model if run is None else run)(**inputs).loss
     loss.backward()
-    found = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-    return loss.detach(), {name: gradient.clone() for name, gradient in found.items()}
+    gradients = {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
+    return loss.detach(), {name: gradient.clone() for name, gradient in gradients.items()}
 
 
-def check(found, expected):
-    torch.testing.assert_close(found[0], expected[0])
-    assert found[1].keys() == expected[1].keys()
+def check(actual, expected):
+    torch.testing.assert_close(actual[0], expected[0])
+    assert actual[1].keys() == expected[1].keys()
     for name, gradient in expected[1].items():
         largest = float(gradient.abs().max())
-        torch.testing.assert_close(found[1][name], gradient, rtol=1e-4, atol=1e-5 * max(1.0, largest), msg=name)
+        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5 * max(1.0, largest), msg=name)
 
 
 QUICK = ("floater", "shaw", "rope", "transformer_xl", "deberta", "fox", "synthesizer", "tupe+t5")

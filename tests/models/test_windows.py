@@ -59,8 +59,8 @@ def step(model, inputs):
 def with_dense_masks(query, key, value, terms, *, window, dropout_p, backend, **options):
     """Attention where a window is a matrix with -inf outside of it."""
     if window is not None:
-        at = (position_values(options[name]) for name in ("query_positions", "key_positions"))
-        queries, keys = (each if each.dim() == 2 else each.unsqueeze(0) for each in at)
+        positions = (position_values(options[name]) for name in ("query_positions", "key_positions"))
+        queries, keys = (tensor if tensor.dim() == 2 else tensor.unsqueeze(0) for tensor in positions)
         far = (queries[:, :, None] - keys[:, None, :]).abs() > window
         scores = torch.zeros(far.shape, dtype=value.dtype).masked_fill(far, -torch.inf).unsqueeze(1)
         terms = (*terms, DenseBias(scores.expand(-1, value.shape[1], -1, -1)))
@@ -68,13 +68,13 @@ def with_dense_masks(query, key, value, terms, *, window, dropout_p, backend, **
 
 
 def check_with_dense_masks(model, inputs, monkeypatch):
-    found = step(model, inputs)
+    actual = step(model, inputs)
     monkeypatch.setattr(layers, "attention", with_dense_masks)
     expected = step(model, inputs)
     monkeypatch.undo()
     model.windows = (None,) * len(model.windows)
     everything = step(model, inputs)
-    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
     assert (everything[0] - expected[0]).abs().max() > 1e-3
 
 
@@ -120,17 +120,17 @@ lengths = st.lists(st.integers(1, 12), min_size=1, max_size=4)
 
 @settings(max_examples=25, deadline=None)
 @given(lengths, st.integers(0, 5), st.integers(1, 9), st.sampled_from(["none", "tisa", "shaw", "rope"]), st.booleans())
-def test_padding_never_changes_the_answer(lengths, more, window, position, left):
+def test_padding_never_changes_the_answer(lengths, padding, window, position, left):
     model, rows = make(position, blocks="2", windows=f"{window},{window + 1}"), words(len(lengths), 12)
-    width = max(lengths) + more
-    ids, mask, places = (torch.zeros(len(lengths), width, dtype=torch.int64) for _ in range(3))
+    width = max(lengths) + padding
+    ids, mask, position_ids = (torch.zeros(len(lengths), width, dtype=torch.int64) for _ in range(3))
     for row, length in enumerate(lengths):
-        at = slice(width - length, width) if left else slice(length)
-        ids[row, at], mask[row, at], places[row, at] = rows[row, :length], 1, torch.arange(length)
-    found = model(ids, mask, position_ids=places).last_hidden_state
+        span = slice(width - length, width) if left else slice(length)
+        ids[row, span], mask[row, span], position_ids[row, span] = rows[row, :length], 1, torch.arange(length)
+    states = model(ids, mask, position_ids=position_ids).last_hidden_state
     for row, length in enumerate(lengths):
         alone = model(rows[row : row + 1, :length]).last_hidden_state[0]
-        torch.testing.assert_close(found[row, mask[row].bool()], alone, rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(states[row, mask[row].bool()], alone, rtol=1e-9, atol=1e-10)
 
 
 def test_both_models_of_an_electra_have_the_windows():

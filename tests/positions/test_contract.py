@@ -191,9 +191,9 @@ def test_compiled_floater_does_not_grow_with_the_length(backend):
 @pytest.mark.parametrize("solver", ["rk4", "midpoint"])
 def test_the_floater_operator_is_the_solver(solver, length):
     position = make("floater", solver=solver)
-    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    weights = [position.initial, *position.hidden.parameters(), *position.out.parameters()]
     operator = torch.ops.whereformer.floater_trajectory
-    out, plain = (solve(*weights, length, solver, 2) for solve in (operator, integrate))
+    out, plain = (solve(weights, length, solver, 2) for solve in (operator, integrate))
     assert_close(out, plain)
     direction = torch.randn(out.shape, dtype=torch.float64)
     gradients, plain_gradients = (
@@ -207,10 +207,10 @@ def test_the_floater_operator_is_the_solver(solver, length):
 @pytest.mark.parametrize("length", [1, 3])
 def test_the_floater_operators_are_well_formed(length):
     position = make("floater")
-    weights = (position.initial, *position.hidden.parameters(), *position.out.parameters())
+    weights = [position.initial, *position.hidden.parameters(), *position.out.parameters()]
     operators, settings = torch.ops.whereformer, (length, "rk4", 2)
-    torch.library.opcheck(operators.floater_trajectory.default, (*weights, *settings))
-    inputs = (torch.randn(length, *position.initial.shape), *(weight.detach() for weight in weights))
+    torch.library.opcheck(operators.floater_trajectory.default, (weights, *settings))
+    inputs = (torch.randn(length, *position.initial.shape), [weight.detach() for weight in weights])
     torch.library.opcheck(operators.floater_trajectory_backward.default, (*inputs, *settings))
 
 

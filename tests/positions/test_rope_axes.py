@@ -177,7 +177,7 @@ def test_models_of_transformers_keep_their_axes(kind):
     mask = torch.tensor([[0] * 3 + [1] * 6, [1] * 9])
     expected = model(ids, position_ids=positions, attention_mask=mask).last_hidden_state[mask == 1]
     assert (expected - model(ids, attention_mask=mask).last_hidden_state[mask == 1]).abs().max() > 1e-3
-    with pytest.raises(InputError, match=r"^position: the model rotates queries and keys itself, and 'rope' would"):
+    with pytest.raises(InputError, match=r"^position: the model already rotates queries and keys, and 'rope' would"):
         attach(model, "rope", sections=[4, 4])
     actual = attach(model, "none")(ids, position_ids=positions, attention_mask=mask).last_hidden_state[mask == 1]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-6)

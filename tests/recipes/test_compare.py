@@ -30,20 +30,22 @@ from whereformer.recipes.compare import Compare, RateSearch, load
 TINY = ["--rate-factors=1", "--jobs=1", *TINY_ENCODER]
 
 
-def run(text, out, *more, positions="none,learned,tisa"):
-    main(["compare", "--data", text, "--out", str(out), "--positions", positions, *TINY, *more])
+def run(text, out, *flags, positions="none,learned,tisa"):
+    main(["compare", "--data", text, "--out", str(out), "--positions", positions, *TINY, *flags])
     return load(out)[1]
 
 
 def weights(out, position="tisa", seed=0):
-    found = load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
-    return {name: weight.clone() for name, weight in found.items()}  # not those of the file
+    tensors = load_file(out / "models" / f"{position}-{seed}" / "model.safetensors")
+    return {name: weight.clone() for name, weight in tensors.items()}  # not those of the file
 
 
 def test_it_writes_records_models_and_report_and_prints_a_ranking(text, tmp_path, capsys):
     runs = run(text, tmp_path)
     out = capsys.readouterr().out
-    assert max(len(line) for line in out.splitlines() if not line.startswith(("wrote ", "whereformer "))) <= 100
+    *lines, command, _ = out.splitlines()  # the last two can be copied, so they are not wrapped
+    assert command.startswith("whereformer compare ")
+    assert max(map(len, lines[lines.index(next(line for line in lines if "Held-out" in line)) :])) <= 100
     assert list(runs) == ["none", "learned", "tisa"]
     tisa, learned = runs["tisa"][0], runs["learned"][0]
     assert [type(score) for score in tisa.scores] == [list] * 3
@@ -96,8 +98,8 @@ def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
     for model in models.values():
         state = model.state_dict()
         assert all(torch.equal(state[name], weight) for name, weight in backbone.items())
-    other = encoders.build(recipe.config("none", 64), 6).state_dict()
-    assert not torch.equal(other["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
+    reseeded = encoders.build(recipe.config("none", 64), 6).state_dict()
+    assert not torch.equal(reseeded["encoder.layers.0.up.weight"], backbone["encoder.layers.0.up.weight"])
 
 
 def flip_a_bit(out):
@@ -109,20 +111,20 @@ def flip_a_bit(out):
 
 
 def swap_models(out):
-    for name, other in (("none-0", "x"), ("tisa-0", "none-0"), ("x", "tisa-0")):
-        (out / "models" / name).rename(out / "models" / other)
+    for name, target in (("none-0", "x"), ("tisa-0", "none-0"), ("x", "tisa-0")):
+        (out / "models" / name).rename(out / "models" / target)
     return {"train 0 none", "train 0 tisa"}
 
 
 @pytest.mark.parametrize("damage", [flip_a_bit, pytest.param(swap_models, marks=pytest.mark.slow)])
 def test_a_run_whose_model_is_gone_or_changed_is_done_again(text, tmp_path, capsys, damage):
-    whole = run(text, tmp_path, positions="none,tisa")
+    runs = run(text, tmp_path, positions="none,tisa")
     before = weights(tmp_path)
     expected = damage(tmp_path)
     capsys.readouterr()
-    assert run(text, tmp_path, positions="none,tisa") == whole
-    told = re.findall(r"doing (train \d \w+) +again: ", capsys.readouterr().out)
-    assert set(told) == expected
+    assert run(text, tmp_path, positions="none,tisa") == runs
+    repeated = re.findall(r"repeating (train \d \w+): ", capsys.readouterr().out)
+    assert set(repeated) == expected
     assert same(weights(tmp_path), before)
 
 
@@ -139,8 +141,8 @@ def test_other_settings_and_texts_do_not_mix_with_results_already_there(text, tm
     stamp = changed.stat()
     changed.write_text("something else ENTIRELY. " * 2000)  # of the same size and time
     os.utime(changed, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
-    told = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
-    assert "has results for a different text" in told
+    message = fails(capsys, *words[:2], str(tmp_path / "own"), *words[3:], "--data", str(changed), *TINY)
+    assert "has results for a different text" in message
 
 
 def test_what_fails_at_a_longer_length_fails_before_a_training(text, tmp_path, monkeypatch):
@@ -184,7 +186,7 @@ def test_a_rate_that_diverges_is_not_taken_and_a_method_may_have_none(text, tmp_
     broken(monkeypatch, "tisa")
     runs = run(text, tmp_path / "a", "--steps=7", "--rate-factors=1,2", positions="none,tisa")
     assert runs["tisa"][0].rate == 0.016
-    assert "tisa, losses of short trainings by learning rate: 0.008: not finite, 0.016: " in capsys.readouterr().out
+    assert "tisa: losses of short runs by learning rate: 0.008: not finite, 0.016: " in capsys.readouterr().out
     broken(monkeypatch, "tisa", (0.008, 0.016))
     words = ["compare", "--data", text, "--out", str(tmp_path / "b"), "--positions=none,tisa", *TINY[1:]]
     message = fails(capsys, *words, "--steps=7", "--rate-factors=1,2")
@@ -194,10 +196,10 @@ def test_a_rate_that_diverges_is_not_taken_and_a_method_may_have_none(text, tmp_
 
 def test_short_trainings_have_the_warm_up_of_whole_ones(text, tmp_path, monkeypatch):
     """With their own, too high rates look worse than they are in a whole training."""
-    real, found = train.build_schedule, []
-    monkeypatch.setattr(train, "build_schedule", lambda *args: (found.append(args[2:]), real(*args))[1])
+    real, arguments = train.build_schedule, []
+    monkeypatch.setattr(train, "build_schedule", lambda *args: (arguments.append(args[2:]), real(*args))[1])
     run(text, tmp_path, "--steps=40", "--rate-factors=1,2", positions="none")
-    assert found == [(4, 6), (4, 6), (4, 40)]
+    assert arguments == [(4, 6), (4, 6), (4, 40)]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +218,7 @@ def test_short_trainings_are_for_methods_that_do_better_with_another_rate(losses
     """Looks at each rate come first, whose rate rises for two thirds of their steps. Guessing has a loss of 6."""
     plans = []
 
-    def fit(recipe, run, material, model, seed, plan, on_log, **more):
+    def fit(recipe, run, material, model, seed, plan, on_log, **options):
         plans.append((plan.rate, plan.steps, plan.warmup))
         if (loss := losses[plan.rate]) is None:
             raise train.NotFiniteError.after(3, plan.rate)
@@ -317,9 +319,9 @@ def test_every_method_can_be_compared(text, tmp_path):
 
     runs = run(text, tmp_path, positions="all")
     assert list(runs) == position_names()
-    fixed = {name for name, each in runs.items() if isinstance(each[0].scores[1], str)}
+    fixed = {name for name, seeds in runs.items() if isinstance(seeds[0].scores[1], str)}
     assert fixed == {name for name in position_names() if not method_class(name).extrapolates}
-    assert all(each[0].flops for each in runs.values())
+    assert all(seeds[0].flops for seeds in runs.values())
 
 
 PLUGIN = """
@@ -335,18 +337,18 @@ register("{name}", Own)
 @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_method_of_ones_own_is_compared_and_another_version_is_refused(text, tmp_path, capsys, jobs):
     plugin, name, out = tmp_path / f"my_method{jobs}.py", f"own{jobs}", tmp_path / "out"
-    given = f"--plugin={plugin}", f"--jobs={jobs}"
+    flags = f"--plugin={plugin}", f"--jobs={jobs}"
     plugin.write_text(PLUGIN.format(name=name))
     try:
         run(text, out, positions="none")
-        run(text, out, *given, positions=f"none,{name}")
-        said = capsys.readouterr().out
-        assert "1 of 2 runs are already done" in said
-        assert f"{name}, seed 0: held-out loss" in said
+        run(text, out, *flags, positions=f"none,{name}")
+        output = capsys.readouterr().out
+        assert "1 of 2 runs are already done" in output
+        assert f"{name}, seed 0: held-out loss" in output
         assert f"--plugin={plugin}" in (out / "report.html").read_text()
         positions.METHODS.pop(name)
         plugin.write_text(PLUGIN.replace("Nothing", "Something else").format(name=name))
-        line = fails(capsys, "compare", "--data", text, "--out", str(out), *TINY, *given, f"--positions={name}")
+        line = fails(capsys, "compare", "--data", text, "--out", str(out), *TINY, *flags, f"--positions={name}")
         assert f"{out} has results for a different version of the plugin; choose another folder" in line
     finally:
         positions.METHODS.pop(name, None)
@@ -356,22 +358,22 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
     plugin, out = tmp_path / "my_method.py", tmp_path / "out"
     example = (Path(__file__).parents[2] / "examples" / "own_method.py").read_text()
     plugin.write_text(example)
-    model, given = str(out / "models" / "fading-0"), f"--plugin={plugin}"
+    model, flag = str(out / "models" / "fading-0"), f"--plugin={plugin}"
     analyze = ["analyze", model, "--out", str(tmp_path / "analysis")]
     probe = ["probe", "--tasks=copy", "--positions=fading", "--steps=1", "--jobs=2", "--out", str(tmp_path / "probe")]
     try:
-        run(text, out, given, positions="none,fading")
-        main(["positions", "fad*", given])
-        main(["positions", "--measure", str(out), given])
-        main([*analyze, given])
-        main([*probe, given])
+        run(text, out, flag, positions="none,fading")
+        main(["positions", "fad*", flag])
+        main(["positions", "--measure", str(out), flag])
+        main([*analyze, flag])
+        main([*probe, flag])
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
         for command in (["positions", "--measure", str(out)], analyze):
             assert "a+b, and the methods that a --plugin registers" in fails(capsys, *command)
         plugin.write_text(example + "# changed")
-        main([*analyze, given])
-        line = fails(capsys, *probe, given)
+        main([*analyze, flag])
+        line = fails(capsys, *probe, flag)
         assert "probe has results for a different version of the plugin; choose another folder" in line
     finally:
         positions.METHODS.pop("fading", None)
@@ -404,14 +406,14 @@ def test_data_that_a_plugin_names_count(tmp_path):
     tables.mkdir()
     files = {"factor.json": "1", "tables/one.csv": "1", "by_name.py": "import beside", "beside.py": "A = 1"}
     plugin.write_text('depends = ("factor.json", "tables", "by_name.py")')
-    found = set()
+    fingerprints = set()
     for changed in (None, *files):
         for name, content in files.items():
             (tmp_path / name).write_text(content + "\n# changed" * (name == changed))
-        found.add(fingerprint_of_code(plugin))
-    assert len(found) == 1 + len(files)
+        fingerprints.add(fingerprint_of_code(plugin))
+    assert len(fingerprints) == 1 + len(files)
     (tables / "two.csv").touch()
-    assert fingerprint_of_code(plugin) not in found
+    assert fingerprint_of_code(plugin) not in fingerprints
 
 
 @pytest.mark.parametrize(
@@ -465,11 +467,11 @@ def test_a_quick_comparison_reads_the_beginning_of_the_text(text, tmp_path, caps
 def test_a_size_has_other_defaults(monkeypatch):
     def sizes(*words):
         main(["compare", *words])
-        recipe = found.pop()
+        recipe = recipes.pop()
         return recipe, (recipe.hidden_size, recipe.length, recipe.out.name, recipe.has_small_models)
 
-    found = []
-    monkeypatch.setattr("whereformer.cli.main.execute", lambda command, words: found.append(command))
+    recipes = []
+    monkeypatch.setattr("whereformer.cli.main.execute", lambda command, words: recipes.append(command))
     assert sizes()[1] == (64, 64, "compare", True)
     recipe, medium = sizes("--size", "medium", "--length", "128")
     assert medium == (512, 128, "compare-medium", False)
@@ -491,7 +493,7 @@ def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
     # Nine tenths of 1.2 seconds; a step of both methods takes 0.1 seconds with each seed, and judging a tenth of that.
     runs = run(text, tmp_path, *words, positions="none,tisa")
     assert "0.02 minutes: 4 steps for each method" in capsys.readouterr().out
-    assert [(len(each), len(each[0].losses)) for each in runs.values()] == [(2, 4)] * 2
+    assert [(len(seeds), len(seeds[0].losses)) for seeds in runs.values()] == [(2, 4)] * 2
     monkeypatch.setattr(Compare, "seconds_per_step", lambda *_: pytest.fail("measured twice"))
     assert run(text, tmp_path, *words, positions="none,tisa") == runs
     assert "4 of 4 runs are already done" in capsys.readouterr().out
@@ -503,5 +505,5 @@ def test_a_budget_chooses_the_steps_once(text, tmp_path, monkeypatch, capsys):
 def test_a_budget_is_measured_and_an_error_names_one_that_is_enough(text, tmp_path, capsys):
     words = ["compare", "--data", text, "--out", str(tmp_path), *TINY, "--positions=none,tisa"]
     for minutes in ("1e-3", "2e-3"):  # the first has kept nothing
-        said = fails(capsys, *words, f"--minutes={minutes}")
-        assert 1e-3 < float(re.search(r"--minutes: expected at least (\S+) here, for 100 steps", said)[1]) < 10
+        line = fails(capsys, *words, f"--minutes={minutes}")
+        assert 1e-3 < float(re.search(r"--minutes: expected at least (\S+) here, for 100 steps", line)[1]) < 10

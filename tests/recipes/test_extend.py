@@ -53,8 +53,8 @@ def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, 
     sentence = "the cat saw the dog " * 20
     ids = ours.tokenizer(sentence, add_special_tokens=False, verbose=False)["input_ids"]
     assert len(ids) > 46
-    wanted = ours.vectors(torch.tensor([ids[:46]])).detach()
-    torch.testing.assert_close(torch.tensor(loaded.encode([sentence])), wanted, atol=1e-5, rtol=0)
+    expected = ours.vectors(torch.tensor([ids[:46]])).detach()
+    torch.testing.assert_close(torch.tensor(loaded.encode([sentence])), expected, atol=1e-5, rtol=0)
     assert "truncation" not in json.loads((out / "model" / "tokenizer.json").read_text()) or (
         json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
     )
@@ -153,16 +153,16 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     rows = torch.stack([torch.arange(5, 19), torch.arange(10, 24)])
     torch.testing.assert_close(student.vectors(rows), teacher.vectors(rows))
     long = torch.arange(48) + 5
-    other = torch.cat([long[:-1], long[:1]])
-    assert not torch.allclose(student.vectors(long[None]), student.vectors(other[None]), atol=1e-4)
+    reordered = torch.cat([long[:-1], long[:1]])
+    assert not torch.allclose(student.vectors(long[None]), student.vectors(reordered[None]), atol=1e-4)
     # Padding on the left counts neither for positions nor for windows.
     padding = 18
     ids = torch.stack([torch.cat([torch.arange(5, 35), torch.zeros(padding, dtype=torch.long)]), long])
     mask = torch.tensor([[1] * 30 + [0] * padding, [1] * 48])
-    left = [torch.stack([each[0].roll(padding), each[1]]) for each in (ids, mask)]
-    states, wanted = (student.model(*each).last_hidden_state for each in (left, (ids, mask)))
-    torch.testing.assert_close(states[0, padding:], wanted[0, :-padding])
-    torch.testing.assert_close(states[1], wanted[1])
+    left = [torch.stack([tensor[0].roll(padding), tensor[1]]) for tensor in (ids, mask)]
+    states, expected = (student.model(*inputs).last_hidden_state for inputs in (left, (ids, mask)))
+    torch.testing.assert_close(states[0, padding:], expected[0, :-padding])
+    torch.testing.assert_close(states[1], expected[1])
 
 
 def interrupt(monkeypatch, options):
@@ -181,10 +181,10 @@ def interrupt(monkeypatch, options):
             whereformer.extend(**options)
 
 
-def same(one, other):
+def same(one, two):
     """Whether two extensions have the same numbers and weights."""
-    models = [load_encoder(str(place / "model")).model.state_dict() for place, _ in (one, other)]
-    return one[1].values == other[1].values and all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    models = [load_encoder(str(folder / "model")).model.state_dict() for folder, _ in (one, two)]
+    return one[1].values == two[1].values and all(torch.equal(models[0][name], models[1][name]) for name in models[0])
 
 
 def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents, tmp_path, monkeypatch, capsys):
@@ -205,9 +205,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
 
 def test_another_text_or_model_is_refused(finished, model, documents, words, tmp_path):
     out = shutil.copytree(finished[0], tmp_path / "out")
-    other = save_documents(tmp_path / "other.jsonl", words[::-1])
+    other_documents = save_documents(tmp_path / "other.jsonl", words[::-1])
     with pytest.raises(InputError, match="has results for a different text; choose another folder"):
-        whereformer.extend(model=model, data=other, length=48, steps=4, out=out, quiet=True)
+        whereformer.extend(model=model, data=other_documents, length=48, steps=4, out=out, quiet=True)
     bert().half().float().save_pretrained(model)  # other weights at the same path
     with pytest.raises(InputError, match=r"^model: .* has results for a different model; choose another folder"):
         whereformer.extend(model=model, data=documents, length=48, steps=4, out=out, quiet=True)
@@ -216,8 +216,8 @@ def test_another_text_or_model_is_refused(finished, model, documents, words, tmp
 
 def test_a_loss_that_is_not_finite_is_a_line(model, documents, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(extend, "TEMPERATURE", 0.0)
-    said = fails(capsys, "extend", model, "--data", documents, "--length=48", "--steps=2", f"--out={tmp_path / 'out'}")
-    assert "MODEL: the loss is not finite (NaN or inf) after 0 steps" in said
+    line = fails(capsys, "extend", model, "--data", documents, "--length=48", "--steps=2", f"--out={tmp_path / 'out'}")
+    assert "MODEL: the loss is not finite (NaN or inf) after 0 steps" in line
     assert not (tmp_path / "out" / "model").exists()
 
 
@@ -229,12 +229,12 @@ def test_training_brings_documents_near_their_passages(model, documents, tmp_pat
 
 def test_contrast_is_the_softmax_over_documents_and_over_passages():
     documents, passages = torch.eye(2), torch.eye(2).repeat_interleave(extend.PASSAGES, 0)
-    others, taken = torch.cat([-torch.eye(2), torch.eye(2)]), torch.arange(4) >= 2
+    negatives, mask = torch.cat([-torch.eye(2), torch.eye(2)]), torch.arange(4) >= 2
     right = 1 / extend.TEMPERATURE
     finding = math.log1p(math.exp(-right))
     wrong = math.log(extend.PASSAGES + 1 + math.exp(-right))
     expected = finding + math.log1p(math.exp(wrong - right))
-    assert float(extend.contrast(documents, passages, others, taken)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
+    assert float(extend.contrast(documents, passages, negatives, mask)) == pytest.approx(expected, rel=1e-3, abs=1e-7)
 
 
 def test_only_positions_are_trained_at_first(model):
@@ -244,10 +244,10 @@ def test_only_positions_are_trained_at_first(model):
         rates.append([group["lr"] for group in optimizer.param_groups])
         optimizer.step()
         schedule.step()
-    positions, others = zip(*rates, strict=True)
+    positions, rest = zip(*rates, strict=True)
     assert positions[0] == extend.POSITION_RATE / 5
-    assert others[0] == others[14] == 0
-    assert 0 < others[15] < others[30] <= extend.RATE
+    assert rest[0] == rest[14] == 0
+    assert 0 < rest[15] < rest[30] <= extend.RATE
 
 
 @pytest.mark.parametrize(
@@ -267,8 +267,8 @@ def test_only_positions_are_trained_at_first(model):
     ],
 )
 def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
-    said = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
-    assert message in said
+    line = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in line
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_
         (tmp_path / "m" / "sentence_bert_config.json").unlink()
     (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "m" / name).write_text(json.dumps(content))
-    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
-    assert message in said
+    line = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
+    assert message in line
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json", "2_Normalize/config.json"])
@@ -333,8 +333,8 @@ def test_a_pipe_in_the_model_is_not_read_and_named_before_any_training(
     (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "m" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "m" / name)
-    said = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
-    assert "expected a file, got a pipe, socket or device" in said
+    line = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
+    assert "expected a file, got a pipe, socket or device" in line
 
 
 def test_documents_of_unknown_words_are_refused_with_their_share(model, tmp_path, capsys):
@@ -347,8 +347,8 @@ def test_documents_of_unknown_words_are_refused_with_their_share(model, tmp_path
 
 
 def test_too_few_documents_to_hold_any_out(model, documents, capsys):
-    said = fails(capsys, "extend", model, "--data", documents, "--documents", "10")
-    assert "documents: expected at least 32, got 10" in said
+    line = fails(capsys, "extend", model, "--data", documents, "--documents", "10")
+    assert "documents: expected at least 32, got 10" in line
 
 
 def test_weights_that_are_not_finite(tmp_path, words, documents):

@@ -37,23 +37,23 @@ def data(tmp_path_factory):
 
 def records(out):
     """The values of a folder's runs, by task, variant and seed."""
-    found = read_records(Path(out) / "records.jsonl")[1]
-    return {tuple(json.loads(name)[1:]): each["value"] for name, each in found.items() if '"tune"' in name}
+    by_key = read_records(Path(out) / "records.jsonl")[1]
+    return {tuple(json.loads(name)[1:]): record["value"] for name, record in by_key.items() if '"tune"' in name}
 
 
-def run(model, data, out, *more, task="cola"):
-    main(["finetune", "--model", model, "--data", data, "--task", task, "--out", str(out), *TINY, *more])
+def run(model, data, out, *flags, task="cola"):
+    main(["finetune", "--model", model, "--data", data, "--task", task, "--out", str(out), *TINY, *flags])
     return records(out)
 
 
 def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
-    found = run(model, data, tmp_path, "--position=learned+tisa,tisa", "--seeds=2", task="cola,mnli,stsb")
+    values = run(model, data, tmp_path, "--position=learned+tisa,tisa", "--seeds=2", task="cola,mnli,stsb")
     out = capsys.readouterr().out
     names = ("learned", "learned+tisa, S=2", "none", "tisa, S=2")
-    assert list(found) == [(t, n, s) for t in ("cola", "mnli", "stsb") for s in (0, 1) for n in names]
-    assert set(found["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
-    assert set(found["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
-    assert [step for step, _ in found["mnli", "learned", 1]["losses"]] == [1, 2, 3]
+    assert list(values) == [(t, n, s) for t in ("cola", "mnli", "stsb") for s in (0, 1) for n in names]
+    assert set(values["mnli", names[1], 0]["scores"]) == {"matched", "mismatched"}
+    assert set(values["stsb", "learned", 0]["scores"][""]) == {"pearson", "spearman"}
+    assert [step for step, _ in values["mnli", "learned", 1]["losses"]] == [1, 2, 3]
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
     assert "cola, learned+tisa, S=2, seed 1: matthews" in out
     assert "mnli matched" in out
@@ -65,37 +65,37 @@ def test_it_writes_records_tables_and_a_report(model, data, tmp_path, capsys):
 
 
 def test_it_learns(model, data, tmp_path):
-    found = run(model, data, tmp_path, "--epochs=40", "--learning-rate=0.01", "--kernels=2")
-    losses = [loss for _, loss in found["cola", "learned+tisa, S=2", 0]["losses"]]
+    values = run(model, data, tmp_path, "--epochs=40", "--learning-rate=0.01", "--kernels=2")
+    losses = [loss for _, loss in values["cola", "learned+tisa, S=2", 0]["losses"]]
     assert losses[-1] < 0.5 * losses[0]
 
 
 def test_a_funnel_with_a_method_of_its_own(tmp_path, data):
     model = save_model(tmp_path / "model", blocks="1-1", decoder_layers="1", position="tisa", max_length=16)
-    found = run(model, data, tmp_path / "out", "--position=own,rope")
-    assert [name for _, name, _ in found] == ["own", "none", "rope"]
+    values = run(model, data, tmp_path / "out", "--position=own,rope")
+    assert [name for _, name, _ in values] == ["own", "none", "rope"]
 
 
 def test_all_models_of_a_seed_start_from_the_same_weights(model):
-    learned, tisa, other = (
+    learned, tisa, rope = (
         loading.load_for_training(model, position, kernels, 2, seed).state_dict()
         for position, kernels, seed in (("learned", None, 3), ("learned+tisa", 5, 3), ("rope", None, 4))
     )
     backbone = [name for name in learned if not name.startswith("encoder.position.")]
     assert all(torch.equal(learned[name], tisa[name]) for name in backbone)
     assert any("amplitude" in name for name in tisa)
-    assert not torch.equal(learned["classifier.out.weight"], other["classifier.out.weight"])
-    assert torch.equal(learned["encoder.embeddings.word.weight"], other["encoder.embeddings.word.weight"])
+    assert not torch.equal(learned["classifier.out.weight"], rope["classifier.out.weight"])
+    assert torch.equal(learned["encoder.embeddings.word.weight"], rope["encoder.embeddings.word.weight"])
 
 
 def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     recipe = Finetune(model=model, data=save_glue(tmp_path, "cola"), task="cola", batch_size=5)
     rows = recipe.prepared.tasks["cola"].train
     classifier = loading.load_for_training(model, "learned", None, 2, 0)
-    found = recipe.predict(classifier, rows)
+    predictions = recipe.predict(classifier, rows)
     with torch.no_grad():
         alone = [classifier(torch.tensor([list(ids)])).logits[0] for ids, _ in rows.rows]
-    torch.testing.assert_close(torch.tensor(found), torch.stack(alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(torch.tensor(predictions), torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, monkeypatch, capsys):
@@ -106,10 +106,10 @@ def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, mon
 
 def test_another_schedule_is_used(model, data, tmp_path):
     usual = run(model, data, tmp_path / "usual", "--position=own", "--learning-rate=0.01")["cola", "own", 0]
-    more = ["--learning-rate=0.01", "--schedule=inverse_sqrt"]
-    found = run(model, data, tmp_path / "other", "--position=own", *more)["cola", "own", 0]
-    assert found["losses"][0] == usual["losses"][0]
-    assert found["losses"][-1] != usual["losses"][-1]
+    flags = ["--learning-rate=0.01", "--schedule=inverse_sqrt"]
+    changed = run(model, data, tmp_path / "other", "--position=own", *flags)["cola", "own", 0]
+    assert changed["losses"][0] == usual["losses"][0]
+    assert changed["losses"][-1] != usual["losses"][-1]
 
 
 def test_a_dry_run_trains_and_writes_nothing(model, data, tmp_path, capsys):
@@ -158,8 +158,8 @@ def test_a_classifier_may_be_tuned_for_other_classes(model, data, tmp_path):
         tuned = load_pretrained(model, model_class=EncoderForSequenceClassification, num_labels=3)
     tuned.save_pretrained(tmp_path / "tuned")
     AutoTokenizer.from_pretrained(model).save_pretrained(tmp_path / "tuned")
-    found = run(str(tmp_path / "tuned"), data, tmp_path / "out", "--kernels=2", task="cola,mnli,stsb")
-    assert [task for task, _, _ in found] == ["cola", "mnli", "stsb"]
+    values = run(str(tmp_path / "tuned"), data, tmp_path / "out", "--kernels=2", task="cola,mnli,stsb")
+    assert [task for task, _, _ in values] == ["cola", "mnli", "stsb"]
 
 
 def test_a_model_with_positions_of_its_own(data, tmp_path, capsys):
@@ -229,25 +229,25 @@ def test_a_folder_of_something_else_is_refused(model, data, tmp_path, capsys):
     capsys.readouterr()
     arguments = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
     assert "has results with batch_size 8, not 4" in fails(capsys, *arguments, "--batch-size=4")
-    other = "has results for a different model or other rows of cola; choose another folder"
-    assert other in fails(capsys, *arguments, "--train-rows=8")
-    assert other in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
+    message = "has results for a different model or other rows of cola; choose another folder"
+    assert message in fails(capsys, *arguments, "--train-rows=8")
+    assert message in fails(capsys, *arguments, "--model", save_model(tmp_path / "other", hidden_size=32))
     (tmp_path / "records.jsonl").write_text('{"format": 1}')
     assert "is not the record of a run" in fails(capsys, *arguments)
 
 
 @pytest.mark.parametrize("changed", ["positions", "configuration"])
 def test_a_model_that_changed_in_its_place_is_refused(changed, model, data, tmp_path, capsys):
-    place = shutil.copytree(model, tmp_path / "model")
-    arguments = ["finetune", "--model", str(place), "--data", data, "--task=cola", f"--out={tmp_path / 'out'}", *TINY]
+    folder = shutil.copytree(model, tmp_path / "model")
+    arguments = ["finetune", "--model", str(folder), "--data", data, "--task=cola", f"--out={tmp_path / 'out'}", *TINY]
     main([*arguments, "--position=own"])
     if changed == "positions":
-        weights = load_file(place / "model.safetensors")
+        weights = load_file(folder / "model.safetensors")
         [name] = [name for name in weights if ".position." in name]
-        save_file({**weights, name: weights[name] + 1}, place / "model.safetensors", {"format": "pt"})
+        save_file({**weights, name: weights[name] + 1}, folder / "model.safetensors", {"format": "pt"})
     else:
-        config = json.loads((place / "config.json").read_text())
-        (place / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "hidden_act": "relu"}))
     assert "has results for a different model or other rows" in fails(capsys, *arguments, "--position=own")
 
 

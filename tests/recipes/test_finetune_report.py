@@ -11,8 +11,8 @@ BASE, GAINING = "learned", "learned+tisa, S=3"
 
 
 def task_of(name, cut=0):
-    train, judged = (Rows([([1], [])] * 1000, False, [0] * 1000, number, 0) for number in (cut, 0))
-    return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), {"train": train, "validation": judged}, "here")
+    train, validation = (Rows([([1], [])] * 1000, False, [0] * 1000, number, 0) for number in (cut, 0))
+    return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), {"train": train, "validation": validation}, "here")
 
 
 def report_of(scores, *, seeds=3, **options):

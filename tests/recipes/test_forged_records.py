@@ -55,11 +55,11 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
     forgeries = [
         (number, name) for number, record in enumerate(records) for name in FORGED[command] if name in record["value"]
     ]
-    seen = set()
+    tested = set()
     for number, name in forgeries:
-        if name in seen:
+        if name in tested:
             continue
-        seen.add(name)
+        tested.add(name)
         forged = deepcopy(records)
         value = forged[number]["value"]
         # One less may be as good for a curve that nobody counts; none never is.
@@ -74,7 +74,7 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
         assert "its record lacks" in output, name
         again = [json.loads(line)["value"] for line in path.read_text().splitlines()[1:]]
         assert again == [record["value"] for record in records], name
-    assert seen == set(FORGED[command])
+    assert tested == set(FORGED[command])
 
 
 @pytest.mark.parametrize(

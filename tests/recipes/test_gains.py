@@ -2,7 +2,7 @@
 
 import pytest
 
-from whereformer.recipes.finetune import Gain
+from whereformer.analysis.verdicts import Gain
 
 
 def test_gains_as_in_the_paper():
@@ -22,8 +22,8 @@ def test_gains_are_of_medians():
 
 
 def test_a_gain_is_clear_if_every_seed_is_better():
-    def clear(baseline, other):
-        return Gain(baseline, [other]).is_clear
+    def clear(baseline, scores):
+        return Gain(baseline, [scores]).is_clear
 
     assert clear([50, 60], [61, 70])
     assert not clear([50, 60], [60, 70])

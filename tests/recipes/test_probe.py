@@ -26,8 +26,8 @@ def few_rows(monkeypatch):
 
 def records(out):
     """The values of a folder's trainings, by seed, task and method."""
-    found = read_records(out / "records.jsonl")[1]
-    return {tuple(json.loads(name)[1:]): content["value"] for name, content in found.items()}
+    by_key = read_records(out / "records.jsonl")[1]
+    return {tuple(json.loads(name)[1:]): content["value"] for name, content in by_key.items()}
 
 
 def run(out, *words, positions="none,learned,tisa", tasks="previous,passkey"):
@@ -45,11 +45,11 @@ def scores(task, position, steps, length=8, seed=0):
 
 
 def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
-    found = run(tmp_path)
+    values = run(tmp_path)
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
-    assert list(found) == [(0, task, name) for task in ("previous", "passkey") for name in ("none", "learned", "tisa")]
-    assert "covers positions 0 to 8" in found[0, "previous", "learned"]["scores"][1]
+    assert list(values) == [(0, task, name) for task in ("previous", "passkey") for name in ("none", "learned", "tisa")]
+    assert "covers positions 0 to 8" in values[0, "previous", "learned"]["scores"][1]
     assert out.count("n/a") == 4 + 1  # and what it means
     assert "at 8 symbols" in out
     assert "This is one seed" in out
@@ -84,15 +84,15 @@ def test_the_default_training_is_enough(task, position):
 
 
 def test_equal_seeds_give_equal_numbers_and_others_do_not():
-    one, same, other = (scores("copy", "rope", 4, seed=seed) for seed in (1, 1, 2))
-    assert one == same != other
+    one, same, different = (scores("copy", "rope", 4, seed=seed) for seed in (1, 1, 2))
+    assert one == same != different
 
 
 def test_more_methods_tasks_and_seeds_join_what_is_there(tmp_path, capsys):
     first = run(tmp_path, positions="tisa", tasks="copy")
-    more = run(tmp_path, "--seeds=2", positions="rope,tisa", tasks="sort,copy")
-    assert len(more) == 8
-    assert more.items() >= first.items()
+    later = run(tmp_path, "--seeds=2", positions="rope,tisa", tasks="sort,copy")
+    assert len(later) == 8
+    assert later.items() >= first.items()
     out = capsys.readouterr().out
     assert "1 of 8 runs are already done; continuing with the others" in out
     assert "each of 2 seeds" in out
@@ -108,11 +108,11 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
         return model
 
     monkeypatch.setattr(Probe, "build", broken)
-    found = run(tmp_path, tasks="passkey")
+    values = run(tmp_path, tasks="passkey")
     problem = "the loss is not finite (NaN or inf) after 0 steps"
     assert capsys.readouterr().out.count(f"passkey, learned, seed 0: failed, {problem}") == 1
-    assert found[0, "passkey", "learned"] == {"scores": [], "failed": problem}
-    assert found[0, "passkey", "tisa"]["scores"]
+    assert values[0, "passkey", "learned"] == {"scores": [], "failed": problem}
+    assert values[0, "passkey", "tisa"]["scores"]
     assert f'title="{problem}">failed' in (tmp_path / "report.html").read_text()
 
 
@@ -140,7 +140,7 @@ def test_the_score_and_its_error_by_hand():
     assert ahead == pytest.approx(0.5 - rows.guess)
     # Each row has 7 questions, so its gap is 1 or 0, minus its share of right guesses.
     right = (torch.arange(len(rows.inputs)) % 2 == 0).double()
-    gaps = right - rows.guessed.double().sum(1) / 7
+    gaps = right - rows.is_guessed.double().sum(1) / 7
     assert error == pytest.approx(float(gaps.std()) / len(gaps) ** 0.5)
 
 
@@ -178,9 +178,9 @@ def outcome(accuracy, longer=GUESS, error=0.01):
     ],
 )
 def test_the_marks_of_a_cell(accuracies, text, detail):
-    found = CellResult.of([outcome(accuracy) for accuracy in accuracies], 0)
-    assert (found.cell.text, found.cell.detail, found.is_solved) == (text, detail, text.endswith("*"))
-    assert found.cell.style.startswith("background: #")
+    result = CellResult.of([outcome(accuracy) for accuracy in accuracies], 0)
+    assert (result.cell.text, result.cell.detail, result.is_solved) == (text, detail, text.endswith("*"))
+    assert result.cell.style.startswith("background: #")
 
 
 def test_cells_without_a_number():

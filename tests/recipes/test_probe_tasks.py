@@ -18,14 +18,14 @@ HALVES = ("copy", "sort")
 def match(row):
     """What followed the last earlier occurrence of each symbol, unless it is the symbol that asks."""
     answers = []
-    for at, symbol in enumerate(row):
-        found = [other for other in range(at) if row[other] == symbol]
-        answers.append(row[found[-1] + 1] if found and found[-1] + 1 < at else None)
+    for index, symbol in enumerate(row):
+        matches = [earlier for earlier in range(index) if row[earlier] == symbol]
+        answers.append(row[matches[-1] + 1] if matches and matches[-1] + 1 < index else None)
     return answers
 
 
 def depths(row):
-    return [DEPTH + min(DEEPEST, 2 * row[: at + 1].count(OPEN) - at - 1) for at in range(len(row))]
+    return [DEPTH + min(DEEPEST, 2 * row[: index + 1].count(OPEN) - index - 1) for index in range(len(row))]
 
 
 RULES = {
@@ -39,7 +39,7 @@ RULES = {
 }
 
 
-def drawn(name, count, length, seed):
+def draw_rows(name, count, length, seed):
     """Rows without [CLS], as lists."""
     inputs, labels = TASKS[name].rows(count, length, seed)
     assert inputs.shape == labels.shape == (count, 1 + length)
@@ -56,7 +56,7 @@ def test_every_task_has_a_rule():
 @settings(max_examples=40)
 @given(half=st.integers(4, 20), seed=st.integers(0, 2**62))
 def test_answers_follow_the_rule(name, half, seed):
-    inputs, labels = drawn(name, 5, 2 * half, seed)
+    inputs, labels = draw_rows(name, 5, 2 * half, seed)
     for row, answers in zip(inputs, labels, strict=True):
         expected = [IGNORED if answer is None else answer for answer in RULES[name](row)]
         assert answers == expected
@@ -65,46 +65,46 @@ def test_answers_follow_the_rule(name, half, seed):
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_shortest_rows_have_questions(name):
-    _, labels = drawn(name, 32, TASKS[name].min_length, 0)
+    _, labels = draw_rows(name, 32, TASKS[name].min_length, 0)
     assert any(answer != IGNORED for answers in labels for answer in answers)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_the_seed_alone_decides_the_rows(name):
-    assert drawn(name, 4, 16, 3) == drawn(name, 4, 16, 3)
-    assert drawn(name, 4, 16, 3) != drawn(name, 4, 16, 4)
+    assert draw_rows(name, 4, 16, 3) == draw_rows(name, 4, 16, 3)
+    assert draw_rows(name, 4, 16, 3) != draw_rows(name, 4, 16, 4)
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_no_answer_is_in_the_token_that_asks(name):
-    inputs, labels = drawn(name, 200, 16, 1)
-    asked = [
-        (row, at, answers[at])
+    inputs, labels = draw_rows(name, 200, 16, 1)
+    questions = [
+        (row, i, answers[i])
         for row, answers in zip(inputs, labels, strict=True)
-        for at in range(16)
-        if answers[at] != IGNORED
+        for i in range(16)
+        if answers[i] != IGNORED
     ]
     if name in (*HALVES, "passkey"):
-        assert {row[at] for row, at, _ in asked} == {MASK}
+        assert {row[i] for row, i, _ in questions} == {MASK}
     elif name == "match":
-        assert all(row[at] != answer for row, at, answer in asked)
+        assert all(row[i] != answer for row, i, answer in questions)
     elif name == "brackets":
-        assert max(row[at] for row, at, _ in asked) < DEPTH
+        assert max(row[i] for row, i, _ in questions) < DEPTH
     else:  # another token there would have the same answer
-        for row, at, answer in asked:
-            assert RULES[name]([*row[:at], FIRST + (row[at] - FIRST + 1) % 16, *row[at + 1 :]])[at] == answer
+        for row, i, answer in questions:
+            assert RULES[name]([*row[:i], FIRST + (row[i] - FIRST + 1) % 16, *row[i + 1 :]])[i] == answer
 
 
 def test_keys_are_no_noise():
-    inputs, _ = drawn("passkey", 100, 16, 0)
+    inputs, _ = draw_rows("passkey", 100, 16, 0)
     assert {sum(symbol >= FIRST + 8 for symbol in row) for row in inputs} == {1}
 
 
 def test_brackets_never_close_what_is_not_open_and_stay_as_deep_in_longer_rows():
     shares = []
     for length in (16, 256):
-        inputs, labels = drawn("brackets", 400, length, 0)
-        assert min(2 * row[:at].count(OPEN) - at for row in inputs for at in range(length + 1)) == 0
+        inputs, labels = draw_rows("brackets", 400, length, 0)
+        assert min(2 * row[:index].count(OPEN) - index for row in inputs for index in range(length + 1)) == 0
         shares.append(sum(answers[-1] == DEPTH + DEEPEST for answers in labels) / 400)
     assert abs(shares[0] - shares[1]) < 0.1
 
@@ -132,12 +132,12 @@ def test_nobody_who_does_not_know_positions_guesses_better(name, symbols):
     rows = [[*order, *[MASK] * 6] if name in HALVES else [*order] for order in orders]
     answers = [RULES[name](row) for row in rows]
     by_token = defaultdict(Counter)
-    for row, found in zip(rows, answers, strict=True):
-        for token, answer in zip(row, found, strict=True):
+    for row, known in zip(rows, answers, strict=True):
+        for token, answer in zip(row, known, strict=True):
             if answer is not None:
                 by_token[token][answer] += 1
     best = sum(max(counts.values()) for counts in by_token.values())
-    labels = torch.tensor([[IGNORED if answer is None else answer for answer in found] for found in answers])
+    labels = torch.tensor([[IGNORED if answer is None else answer for answer in known] for known in answers])
     guess = TASKS[name].guess(torch.tensor(rows), labels)
     assert int((guess == labels).sum()) == best
 
@@ -145,12 +145,12 @@ def test_nobody_who_does_not_know_positions_guesses_better(name, symbols):
 def test_the_depth_that_is_guessed_without_positions_is_the_most_likely():
     chances = defaultdict(Counter)  # by what is known without positions
     for row in product((True, False), repeat=8):
-        chance, depth, found = 1.0, 0, []
+        chance, depth, answers = 1.0, 0, []
         for opens in row:
             chance *= (1.0 if opens else 0.0) if depth == 0 else probe.OPENING if opens else 1 - probe.OPENING
             depth += 1 if opens else -1
-            found.append(min(depth, DEEPEST))
-        for opens, answer in zip(row, found, strict=True):
+            answers.append(min(depth, DEEPEST))
+        for opens, answer in zip(row, answers, strict=True):
             chances[opens, sum(row)][answer] += chance
     best = sum(max(counts.values()) for counts in chances.values()) / 8
     inputs, labels = TASKS["brackets"].draw(20_000, 8, torch.Generator().manual_seed(0))

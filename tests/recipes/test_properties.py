@@ -33,8 +33,8 @@ def measured(capsys, *arguments):
     out = capsys.readouterr().out
     words = {}
     for line in out.splitlines():
-        if found := re.match(r" ([a-z+]+) +(?=yes|no |open|no\*)", line):
-            words.setdefault(found[1], []).extend(re.findall(r"\b(?:yes|no|open)\b", line[found.end() :]))
+        if match := re.match(r" ([a-z+]+) +(?=yes|no |open|no\*)", line):
+            words.setdefault(match[1], []).extend(re.findall(r"\b(?:yes|no|open)\b", line[match.end() :]))
     return out, words
 
 
@@ -48,8 +48,8 @@ def test_it_measures_the_models_of_a_comparison_and_prints_the_table(comparison,
     assert "learned, inductive: learned covers positions 0 to 15" in " ".join(out.split())
     for word in ("translation", "n/a", "30/30"):
         assert word in out
-    _, some = measured(capsys, "learned*", "--measure", comparison)
-    assert some == {name: words[name] for name in ("learned", "learned+tisa")}
+    _, subset = measured(capsys, "learned*", "--measure", comparison)
+    assert subset == {name: words[name] for name in ("learned", "learned+tisa")}
 
 
 def changed(comparison, folder, change):
@@ -65,7 +65,7 @@ def changed(comparison, folder, change):
 
 
 def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
-    place = tmp_path / "changed"
+    folder = tmp_path / "changed"
     for change, expected in (
         (lambda options, _: options.update(data=["gone.txt"]), "read again (no such file or folder: 'gone.txt')"),
         (lambda options, _: options.update(characters=5000), "has changed; run whereformer compare again"),
@@ -76,17 +76,17 @@ def test_what_cannot_be_measured_is_named(comparison, text, tmp_path, capsys):
         ),
         (lambda options, _: options.update({RECIPE: "probe"}), "has no results of whereformer compare"),
     ):
-        assert expected in fails(capsys, *changed(comparison, place, change))
-        shutil.rmtree(place)
+        assert expected in fails(capsys, *changed(comparison, folder, change))
+        shutil.rmtree(folder)
     assert "has no results of whereformer compare" in fails(capsys, "positions", "--measure", str(tmp_path))
-    command = changed(comparison, place, lambda *_: None)
-    model = place / "models" / "rope-0" / "model.safetensors"
+    command = changed(comparison, folder, lambda *_: None)
+    model = folder / "models" / "rope-0" / "model.safetensors"
     model.rename(model.with_suffix(".bin"))
     message = fails(capsys, *command)
     assert "has no trained model of 'rope' (" in message
     assert "run the same whereformer compare again" in message
     # What the line says helps.
-    run(text, place, positions=f"none,{METHODS}")
+    run(text, folder, positions=f"none,{METHODS}")
     assert set(measured(capsys, *command[1:], "rope")[1]) == {"rope"}
 
 

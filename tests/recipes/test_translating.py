@@ -40,7 +40,7 @@ def untrained(tmp_path_factory):
     return str(folder / "out" / "model")
 
 
-def given(monkeypatch, data):
+def set_stdin(monkeypatch, data):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data)))
 
 
@@ -50,13 +50,13 @@ SOME = ["where is the cat?", "", "the king saw the queen near the old house.", "
 @pytest.mark.parametrize("beams", [1, 2])
 def test_it_has_learned_to_translate(model, beams):
     source, target = pairs()
-    found = translating.translate_lines(*translating.load(model, CPU), source[:60], beams=beams)
-    assert sum(one == other for one, other in zip(found, target[:60], strict=True)) > 50
+    translations = translating.translate_lines(*translating.load(model, CPU), source[:60], beams=beams)
+    assert sum(translation == reference for translation, reference in zip(translations, target[:60], strict=True)) > 50
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_lines_go_in_and_as_many_come_out_in_their_order(model, capsys, monkeypatch, end):
-    given(monkeypatch, end.join(SOME).encode())
+    set_stdin(monkeypatch, end.join(SOME).encode())
     main(["translate", "run", model])
     captured = capsys.readouterr()
     assert captured.out.split("\n") == [translated(line) if line.strip() else "" for line in SOME] + [""]
@@ -65,12 +65,12 @@ def test_lines_go_in_and_as_many_come_out_in_their_order(model, capsys, monkeypa
 
 def test_batches_and_windows_do_not_change_the_translations(model, capsys, monkeypatch):
     source, target = pairs()
-    found = translating.load(model, CPU)
+    loaded = translating.load(model, CPU)
     monkeypatch.setattr(translating, "BATCH_TOKENS", {"cpu": 30})
     expected = [translated(line) if line.strip() else "" for line in SOME] + target[1:11]
-    assert translating.translate_lines(*found, [*SOME, *source[1:11]]) == expected
+    assert translating.translate_lines(*loaded, [*SOME, *source[1:11]]) == expected
     monkeypatch.setattr("whereformer.cli.translate.WINDOW", 2)
-    given(monkeypatch, "\n".join([*SOME, *source[1:11]]).encode())
+    set_stdin(monkeypatch, "\n".join([*SOME, *source[1:11]]).encode())
     main(["translate", "run", model])
     assert capsys.readouterr().out.splitlines() == expected
 
@@ -95,7 +95,7 @@ def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrain
     shutil.copytree(untrained, copy)
     file = copy / "tokenizer_config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), entry: value}))
-    given(monkeypatch, b"where is the cat?\n")
+    set_stdin(monkeypatch, b"where is the cat?\n")
     if problem is None:
         main(["translate", "run", str(copy)])
     else:
@@ -103,13 +103,13 @@ def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrain
 
 
 def test_what_is_not_utf_8_is_told_by_its_line(model, capsys, monkeypatch):
-    given(monkeypatch, b"where is the cat?\n\nwhere \xff is\nwhere is the dog?\n")
+    set_stdin(monkeypatch, b"where is the cat?\n\nwhere \xff is\nwhere is the dog?\n")
     message = fails(capsys, "translate", "run", model)
     assert "the standard input, line 3: not UTF-8 text (" in message
 
 
 def test_what_comes_out_is_utf_8_wherever(model, monkeypatch):
-    given(monkeypatch, b"where is the cat?\n")
+    set_stdin(monkeypatch, b"where is the cat?\n")
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
     main(["translate", "run", model])
@@ -118,17 +118,17 @@ def test_what_comes_out_is_utf_8_wherever(model, monkeypatch):
 
 def test_long_lines_are_translated_where_the_method_can(model, untrained, capsys, monkeypatch):
     long = ("where is the " * 40).encode()
-    given(monkeypatch, long + b"\nwhere is the cat?\n")
+    set_stdin(monkeypatch, long + b"\nwhere is the cat?\n")
     main(["translate", "run", model, "--beams=1"])
     assert capsys.readouterr().out.splitlines()[1:] == [translated("where is the cat?")]
-    given(monkeypatch, b"where is the cat?\n" + long)
+    set_stdin(monkeypatch, b"where is the cat?\n" + long)
     message = fails(capsys, "translate", "run", untrained)
     assert "the line 'where is the where is the" in message
     assert "is too long: learned covers" in message
 
 
 def test_what_reads_less_than_all_ends_the_command_without_a_word(model, capsys, monkeypatch):
-    given(monkeypatch, b"where is the cat?\n")
+    set_stdin(monkeypatch, b"where is the cat?\n")
     read, write = os.pipe()
     out = os.fdopen(write, "w")
     os.close(read)
@@ -145,16 +145,16 @@ def test_with_references_it_tells_sacrebleus_scores(model, tmp_path, capsys, mon
     file = tmp_path / "references.txt"
     references = [*target[:20], "x"]
     file.write_text("\n".join(references))
-    given(monkeypatch, "\n".join([*source[:20], "", ""]).encode())
+    set_stdin(monkeypatch, "\n".join([*source[:20], "", ""]).encode())
     main(["translate", "run", model, "--references", str(file)])
     captured = capsys.readouterr()
     hypotheses = captured.out.splitlines()
     bleu, chrf = (metric(hypotheses, [references]) for metric in (sacrebleu.corpus_bleu, sacrebleu.corpus_chrf))
     assert bleu.score > 90
-    told = captured.err.splitlines()
-    assert told[0].startswith(f"BLEU {bleu.score:.2f} (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
-    assert told[1].startswith(f"chrF {chrf.score:.2f} (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.")
-    given(monkeypatch, "\n".join(source[:19]).encode())
+    lines = captured.err.splitlines()
+    assert lines[0].startswith(f"BLEU {bleu.score:.2f} (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:2.")
+    assert lines[1].startswith(f"chrF {chrf.score:.2f} (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:2.")
+    set_stdin(monkeypatch, "\n".join(source[:19]).encode())
     with pytest.raises(SystemExit) as stop:
         main(["translate", "run", model, "--references", str(file)])
     assert stop.value.code == 2
@@ -171,15 +171,15 @@ def test_with_references_it_tells_sacrebleus_scores(model, tmp_path, capsys, mon
     """),
 )
 def test_bad_arguments_give_one_line_and_exit_code_2(arguments, expected, capsys, monkeypatch):
-    given(monkeypatch, b"")
+    set_stdin(monkeypatch, b"")
     assert expected in fails(capsys, "translate", *arguments)
 
 
 def test_another_kind_of_model_is_refused(tmp_path, capsys, monkeypatch):
-    given(monkeypatch, b"")
-    other = Encoder(EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1"))
+    set_stdin(monkeypatch, b"")
+    encoder = Encoder(EncoderConfig(vocab_size=64, hidden_size=16, num_attention_heads=2, blocks="1"))
     with quiet_transformers():
-        other.save_pretrained(tmp_path / "other")
+        encoder.save_pretrained(tmp_path / "other")
     assert "expected a model of `whereformer translate train`, got whereformer" in fails(
         capsys, "translate", "run", str(tmp_path / "other")
     )
@@ -215,7 +215,7 @@ def _other_tokenizer(folder):
     ],
 )
 def test_a_broken_model_is_refused(model, tmp_path, capsys, monkeypatch, change, expected):
-    given(monkeypatch, b"where is the cat?\n")
+    set_stdin(monkeypatch, b"where is the cat?\n")
     broken = tmp_path / "broken"
     shutil.copytree(model, broken)
     change(broken)
@@ -229,11 +229,11 @@ def test_code_of_a_model_is_never_run(tmp_path, capsys, monkeypatch):
     (tmp_path / "config.json").write_text('{"model_type": "theirs", "auto_map": {"AutoConfig": "theirs.Theirs"}}')
     ran = tmp_path / "ran"
     (tmp_path / "theirs.py").write_text(f"open({str(ran)!r}, 'w').close()\nclass Theirs: pass\n")
-    given(monkeypatch, b"y\n")
+    set_stdin(monkeypatch, b"y\n")
     assert f"MODEL: cannot read {tmp_path}" in fails(capsys, "translate", "run", str(tmp_path))
     assert not ran.exists()
 
 
 def test_the_folder_of_a_training_says_where_its_model_is(model, capsys, monkeypatch):
-    given(monkeypatch, b"")
+    set_stdin(monkeypatch, b"")
     assert f"did you mean '{model}'?" in fails(capsys, "translate", "run", model.removesuffix("/model"))

@@ -28,8 +28,8 @@ def data(tmp_path_factory):
     return write(tmp_path_factory.mktemp("text"), *pairs())
 
 
-def run(data, out, *more):
-    train(data, out, *more)
+def run(data, out, *flags):
+    train(data, out, *flags)
     return results_of(out)
 
 
@@ -91,10 +91,10 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
     # Its score by hand, without padding, from the saved model and the text.
     held_out = parallel.Pairs("data", tuple(map(Path, data[1:])), held_out=True)
     loss = count = 0
-    for one, other in held_out:
-        labels = tokenizer(other, return_tensors="pt")["input_ids"]
+    for text, target in held_out:
+        labels = tokenizer(target, return_tensors="pt")["input_ids"]
         with torch.no_grad():
-            loss += float(model(tokenizer(one, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
+            loss += float(model(tokenizer(text, return_tensors="pt")["input_ids"], labels=labels).loss) * labels.numel()
         count += labels.numel()
     assert results["saved"]["loss"] == pytest.approx(loss / count, abs=1e-3)
 
@@ -107,20 +107,20 @@ def test_what_is_saved_is_the_mean_of_the_last_scored_weights(data, finished, tm
     ],
 )
 def test_a_killed_run_is_the_uninterrupted_one_to_the_bit(data, tmp_path, options, capsys):
-    whole = run(data, tmp_path / "whole", *options)
+    unbroken = run(data, tmp_path / "whole", *options)
     stop_at(batches.RandomBatches.__call__, 6, crash, lambda: run(data, tmp_path / "killed", *options))
     again = run(data, tmp_path / "killed", *options)
     assert "continuing after step 4 of 6" in capsys.readouterr().out
     assert same(weights(tmp_path / "whole"), weights(tmp_path / "killed"))
-    assert whole == again
+    assert unbroken == again
 
 
 @pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(data, tmp_path):
     # One long pair fills a batch, and the second process has nothing to read.
-    for name, more in {"parts": ["--accumulate=2"], "single": ["--batch-tokens=60"]}.items():
-        options = [*data, *TINY, "--dropout=0", "--device=cpu", "--report-to=none", *more]
-        run(data, tmp_path / name, "--dropout=0", "--report-to=none", *more)
+    for name, flags in {"parts": ["--accumulate=2"], "single": ["--batch-tokens=60"]}.items():
+        options = [*data, *TINY, "--dropout=0", "--device=cpu", "--report-to=none", *flags]
+        run(data, tmp_path / name, "--dropout=0", "--report-to=none", *flags)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
         command += ["whereformer", "translate", "train", *options, "--out", str(tmp_path / f"{name}-two")]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -128,10 +128,10 @@ def test_two_processes_take_the_steps_of_one(data, tmp_path):
         assert done.returncode == 0, done.stderr
         # Not the weights: the gradient of keys' biases is noise, of which Adam makes steps.
         one, two = (results_of(tmp_path / folder) for folder in (name, f"{name}-two"))
-        for (step, loss), other in zip(one["losses"], two["losses"], strict=True):
-            assert other == [step, pytest.approx(loss, abs=1e-5)]
-        for (step, scores), other in zip(one["scores"], two["scores"], strict=True):
-            assert other == [step, pytest.approx(scores, abs=1e-5)]
+        for (step, loss), pair in zip(one["losses"], two["losses"], strict=True):
+            assert pair == [step, pytest.approx(loss, abs=1e-5)]
+        for (step, scores), pair in zip(one["scores"], two["scores"], strict=True):
+            assert pair == [step, pytest.approx(scores, abs=1e-5)]
 
 
 def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, tmp_path, capsys):
@@ -141,8 +141,8 @@ def test_a_finished_run_is_left_as_it_is_and_another_is_refused(data, finished, 
     assert "1 of 1 runs are already done" in capsys.readouterr().out
     common = ["translate", "train", *data, "--out", str(tmp_path), *TINY]
     assert "has results with norm 'pre', not 'post'" in fails(capsys, *common, "--norm=post")
-    other = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
-    common = ["translate", "train", *other, "--out", str(tmp_path), *TINY]
+    other_data = write(tmp_path, ["a b", "c d"] * 30, ["a b", "c d"] * 30)
+    common = ["translate", "train", *other_data, "--out", str(tmp_path), *TINY]
     assert "has results for a different text" in fails(capsys, *common)
     assert results_of(tmp_path) == before
 
@@ -151,7 +151,7 @@ def test_validation_of_its_own_and_tables(tmp_path, capsys):
     source, target = pairs()
     for name, rows in (("train", slice(20, None)), ("validation", slice(0, 20))):
         lines = zip(source[rows], target[rows], strict=True)
-        text = "".join(json.dumps({"en": one, "xx": other}) + "\n" for one, other in lines)
+        text = "".join(json.dumps({"en": first, "xx": second}) + "\n" for first, second in lines)
         (tmp_path / f"{name}.jsonl").write_text(text)
     data = ["--data", str(tmp_path / "train.jsonl"), "--columns=xx,en", "--validation"]
     data.append(str(tmp_path / "validation.jsonl"))
@@ -178,7 +178,7 @@ def test_a_cache_is_shared_and_starting_again_reads_no_text(data, tmp_path, monk
     options = [f"--cache={tmp_path / 'cache'}", "--steps=1"]
     first = run(data, tmp_path / "a", *options)
 
-    def forbidden(*given):
+    def forbidden(*arguments):
         raise AssertionError("the text is read again")
 
     monkeypatch.setattr(subwords, "fit", forbidden)

@@ -32,8 +32,8 @@ def same(first, second):
 
 def results_of(out):
     """What a training has recorded."""
-    found = read_records(out / "records.jsonl")[1]['["train"]']["value"]
-    return {**found, **found["about"]}
+    value = read_records(out / "records.jsonl")[1]['["train"]']["value"]
+    return {**value, **value["about"]}
 
 
 class StopError(Exception):

@@ -20,41 +20,25 @@ POSITION_BLIND = "position-blind"
 
 @dataclass(frozen=True)
 class TableFindings:
-    """The table of position embeddings E (n, width), through its Gram matrix P = E E^T.
+    """The table of position embeddings E (n, width), through its Gram matrix P = E E^T."""
 
-    Args:
-        gram: P, (n, n) float64.
-        part: the Toeplitz matrix nearest to P, (n, n).
-        toeplitzness: the share of P's variance that is in ``part``.
-        width: the width of an embedding.
-    """
-
-    gram: Tensor
-    part: Tensor
-    toeplitzness: float
-    width: int
+    gram: Tensor  # P, (n, n) float64
+    part: Tensor  # the Toeplitz matrix nearest to P, (n, n)
+    toeplitzness: float  # the share of P's variance that is in `part`
+    width: int  # of an embedding
 
 
 @dataclass(frozen=True)
 class HeadFindings:
-    """The effect of position on the scores of one head.
+    """The effect of position on the scores of one head."""
 
-    Args:
-        layer, head: the indices of the layer and of the head in it, from 0.
-        offsets: (2 n - 1), ascending, the offsets of ``curve``.
-        curve: the mean score over all pairs of each offset.
-        toeplitzness: the share of the variance over pairs that the curve explains.
-        scores: (n, n), row i the query; None for a method whose effect is a curve.
-        fits: TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
-    """
-
-    layer: int
-    head: int
-    offsets: Tensor
-    curve: Tensor
-    toeplitzness: float
-    scores: Tensor | None
-    fits: tuple[TisaFit, ...]
+    layer: int  # from 0
+    head: int  # in the layer, from 0
+    offsets: Tensor  # (2 n - 1), ascending, the offsets of `curve`
+    curve: Tensor  # the mean score over all pairs of each offset
+    toeplitzness: float  # the share of the variance over pairs that the curve explains
+    scores: Tensor | None  # (n, n), row i the query; None for a method whose effect is a curve
+    fits: tuple[TisaFit, ...]  # TISA kernels fitted to the curve, with a constant, for S = 1, 2, ...
 
     @property
     def range(self) -> float:
@@ -73,23 +57,14 @@ class HeadFindings:
 
 @dataclass(frozen=True)
 class ModelFindings:
-    """All findings about one model.
+    """All findings about one model."""
 
-    Args:
-        name: a name, unique among the models of a report.
-        position: the name of the position method.
-        length: the number of positions that were analyzed.
-        num_layers: the number of layers, as the model runs them.
-        table: the table of position embeddings; None if the model has none.
-        heads: the heads of every layer where position acts by itself, in order; empty if there are none.
-    """
-
-    name: str
-    position: str
-    length: int
-    num_layers: int
-    table: TableFindings | None = None
-    heads: tuple[HeadFindings, ...] = ()
+    name: str  # unique among the models of a report
+    position: str  # the position method
+    length: int  # the number of positions that were analyzed
+    num_layers: int  # the number of layers, as the model runs them
+    table: TableFindings | None = None  # the table of position embeddings; None if the model has none
+    heads: tuple[HeadFindings, ...] = ()  # the heads of every layer where position acts by itself, in order
 
     @property
     def by_layer(self) -> dict[int, list[HeadFindings]]:

@@ -126,23 +126,15 @@ class _Problem:
     """Curves scaled to at most 1, and weights that sum to 1.
 
     The search varies the kernels' ``params``, (items, 2, num_kernels): log sharpness and center.
-
-    Args:
-        target: (items, m).
-        offsets, weights: (m,).
-        constant: whether a constant is fitted.
-        middle: (items,), subtracted from each curve: its mean if there is a constant, else 0.
-        scale: (items,), the unit of each curve.
-        ridge: (items,), the cost of a squared amplitude.
     """
 
-    target: Tensor
-    offsets: Tensor
-    weights: Tensor
-    constant: bool
-    middle: Tensor
-    scale: Tensor
-    ridge: Tensor
+    target: Tensor  # (items, m)
+    offsets: Tensor  # (m,)
+    weights: Tensor  # (m,)
+    constant: bool  # whether a constant is fitted
+    middle: Tensor  # (items,), subtracted from each curve: its mean if there is a constant, else 0
+    scale: Tensor  # (items,), the unit of each curve
+    ridge: Tensor  # (items,), the cost of a squared amplitude
 
     @classmethod
     def of(cls, curve: Tensor, constant: bool) -> _Problem:

@@ -30,10 +30,8 @@ TABLES: dict[str, Callable[[Tensor], Tensor]] = {
     "reversed": lambda table: table.flip(-1),
 }
 """The ways to read a table of parameters; the first is right."""
-
 TOLERANCE = 1e-4
 """The largest difference of scores that are the same, relative to the largest score."""
-
 MIN_SCORE = -9_000
 """Masks add less than this to scores."""
 

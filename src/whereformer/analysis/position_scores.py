@@ -32,17 +32,11 @@ SEQUENCES = 4
 
 
 class LayerScores(NamedTuple):
-    """The effect of position on the scores of a layer.
+    """The effect of position on the scores of a layer."""
 
-    Args:
-        layer: counted from 0 as the model runs, a shared layer once per pass.
-        stride: tokens from one position to the next; more than 1 after pooling.
-        scores: (heads, n, n); row i is the query.
-    """
-
-    layer: int
-    stride: int
-    scores: Tensor
+    layer: int  # counted from 0 as the model runs, a shared layer once per pass
+    stride: int  # tokens from one position to the next; more than 1 after pooling
+    scores: Tensor  # (heads, n, n); row i is the query
 
 
 def read_position_vectors(encoder: Encoder, length: int) -> Tensor | None:
@@ -121,7 +115,7 @@ def _mean_input(encoder: Encoder, length: int) -> Tensor:
     for indices in chosen.split(WORDS_AT_A_TIME):
         inputs = words[indices].unsqueeze(1).expand(-1, length, -1)
         hidden = encoder.embeddings(inputs, None, encoder.position, Positions(0, 1, length))
-        total = total + (first.attention_norm(hidden) if first.pre else hidden).sum(0, keepdim=True)
+        total = total + (first.attention_norm(hidden) if first.is_pre_norm else hidden).sum(0, keepdim=True)
     return total / len(chosen)
 
 

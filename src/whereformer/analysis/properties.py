@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Positions
-from ..kernels.torch_private import DispatchMode
+from ..kernels.torch_private import TorchDispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer
@@ -25,13 +25,10 @@ from .toeplitz import diagonal_sums, fit_curves, from_diagonals
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
-
 LENGTHS = (64, 256)
 """The two lengths between which the number of operations may grow."""
-
 BASE_SIZES = {"hidden_size": 768, "num_heads": 12, "num_layers": 12, "max_length": 512}
 """The sizes of BERT-base, at which parameters are counted."""
-
 ATTENTION = 4 * BASE_SIZES["num_layers"] * BASE_SIZES["hidden_size"] ** 2
 """The parameters of its attention layers' four projections, to compare with."""
 
@@ -55,10 +52,7 @@ def reached_parameters(model: EncoderForMaskedLM, input_ids: Tensor, labels: Ten
 def parameter_growth(name: str, *, sinks: bool = False, **options: Any) -> tuple[int, float]:
     """Count the parameters of a method at :data:`BASE_SIZES` and at twice the length, without memory for them.
 
-    Args:
-        name: the method's name, see :func:`whereformer.build_position`.
-        sinks: whether every head also has a trained sink.
-        options: the method's options.
+    The arguments are as in :func:`whereformer.build_position`; ``sinks``: whether every head also has a trained sink.
 
     Returns:
         their number, and the exponent of its growth with the length: 0 if it is constant, 1 if it is proportional.
@@ -160,7 +154,7 @@ def curve_share(encoder: Encoder, input_ids: Tensor) -> float | None:
     embeddings = together_calls[0].hidden - normal_calls[0].hidden
     explained = total = 0.0
     for layer, (normal, together) in enumerate(zip(normal_calls, together_calls, strict=True)):
-        moved = normal.hidden + embeddings if normal.module.pre or layer == 0 else normal.hidden
+        moved = normal.hidden + embeddings if normal.module.is_pre_norm or layer == 0 else normal.hidden
         scores, without = (
             _scores(normal.module(hidden, encoder.position, site, None, True)[1])
             for hidden, site in ((normal.hidden, normal.site), (moved, together.site))
@@ -202,11 +196,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     """Count the tensor operations of a method's forward, which run one after another.
 
     The count is for the "reference" backend, which has no loop, from the embeddings to the output of one attention
-    layer, for one sequence.
-
-    Args:
-        position: the method.
-        length: the number of tokens.
+    layer, for one sequence of ``length`` tokens.
     """
     model = position.model
     embedded = torch.randn(1, length, model.embedding_size)
@@ -219,7 +209,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     return counter.count
 
 
-class _Counter(DispatchMode):
+class _Counter(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

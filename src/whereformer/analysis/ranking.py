@@ -14,15 +14,12 @@ SEED_NOISE = 0.07
 """How much another seed may change the gap between two methods, in nats: twice the standard deviation of a gap over
 seeds at the default sizes of ``compare``, measured by ``benchmarks/seed_noise.py`` (0.064, with eight methods and three
 seeds). With one seed, a smaller gap is not a result."""
-
-
 STEP_FACTOR = 4
 """A verdict has to hold after this number times the steps."""
 LASTING = {0: 0.07, 1800: 0.3}
 """The share of a clear gap that may be left then, by the smallest number of steps of the trainings. Methods that learn
 order later catch up, and no curve of training shows when. Measured by ``benchmarks/compare_check.py``, which counts the
 verdicts that held: after 400 and 600 steps, 0.06 and 0.07 of a gap were left; after 1,800, 0.5."""
-
 MAX_NAMES = 4
 """The largest number of methods, or of pairs of them, that a sentence names one by one."""
 SEEDS = 3
@@ -46,31 +43,21 @@ Models = Mapping[int, TrainedModel]
 
 @dataclass(frozen=True)
 class RankedMethod:
-    """A method's place in a ranking.
-
-    Args:
-        position: its name.
-        rank: one more than the number of methods that are clearly better. It never falls as the loss rises, and it is
-            None for a method that is not learning yet.
-        loss: the held-out loss, the median over seeds.
-    """
+    """A method's place in a ranking."""
 
     position: str
+    # One more than the number of methods that are clearly better. It never falls as the loss rises, and it is None for
+    # a method that is not learning yet.
     rank: int | None
-    loss: float
+    loss: float  # the held-out loss, the median over seeds
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Methods, best first; methods that are not learning yet are last.
-
-    Args:
-        rows: the methods.
-        unsettled: the pairs of a clearly better and a worse method that more steps may make too close to rank, or
-            reverse.
-    """
+    """Methods, best first; methods that are not learning yet are last."""
 
     rows: list[RankedMethod]
+    # The pairs of a clearly better and a worse method that more steps may make too close to rank, or reverse.
     unsettled: list[tuple[str, str]]
 
     @property
@@ -131,12 +118,9 @@ def not_yet_learning(methods: Mapping[str, Models], baseline: str | None) -> lis
 
 
 def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ranking:
-    """Rank methods by their models.
+    """Rank methods by their models, which were trained for ``steps`` steps.
 
-    Args:
-        methods: the models of each method.
-        steps: the number of steps of each training.
-        baseline: the method without positions; None for causal models, which learn word order without positions.
+    ``baseline`` is the method without positions; None for causal models, which learn word order without positions.
     """
     not_learning = not_yet_learning(methods, baseline)
     losses = {name: statistics.median(model.loss for model in models.values()) for name, models in methods.items()}
@@ -159,11 +143,8 @@ def rank(methods: Mapping[str, Models], baseline: str | None, steps: int) -> Ran
 def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> list[str]:
     """Return the result in a few sentences; the first says which method to take.
 
-    Args:
-        ranking: the ranking.
-        baseline: the method without positions.
-        guessing: the held-out loss of guessing by token frequency.
-        steps: the steps of each training.
+    ``baseline`` is the method without positions, ``guessing`` the held-out loss of guessing by token frequency, and
+    ``steps`` the number of steps of each training.
     """
     result, not_learning = [headline(ranking, baseline, guessing, steps)], ranking.not_learning
     if not_learning:
@@ -226,14 +207,7 @@ def _shorten(phrases: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class NextComparison:
-    """A comparison that may answer an open question of a ranking.
-
-    Args:
-        purpose: the reason to run it, as the beginning of a sentence.
-        positions: its methods.
-        steps: the steps of each training.
-        seeds: the number of seeds.
-    """
+    """A comparison that may answer an open question of a ranking; ``purpose`` is the beginning of a sentence."""
 
     purpose: str
     positions: list[str]

@@ -6,11 +6,13 @@ import inspect
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from runpy import run_path
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from rich.console import Console
 
 from ..errors import InputError, short_repr
+from ..files import check_regular
 from ..lab.recipe import Range, WithPlugin
 
 if TYPE_CHECKING:
@@ -44,7 +46,8 @@ class Check(WithPlugin):
         path, _, name = self.function.rpartition(":")
         if not path or not name.isidentifier():
             raise InputError("function", f"expected FILE:FUNCTION, such as model.py:scores, got {self.function!r}")
-        names = _run_file(Path(path))
+        check_regular("function", Path(path))
+        names = run_path(path)
         function, methods = names.get(name), names.get("METHODS", {})
         if not callable(function):
             raise InputError("function", f"{path} has no function {name!r}")
@@ -66,13 +69,3 @@ class Check(WithPlugin):
             with suppress(InputError):  # the method does not have these sizes
                 methods[name] = build_position(name, hidden_size=self.heads * self.head_dim, num_heads=self.heads)
         return {name: method for name, method in methods.items() if not list(method.parameters())}
-
-
-def _run_file(path: Path) -> dict[str, Any]:
-    """Run a Python file and return its names."""
-    from runpy import run_path
-
-    from ..files import check_regular
-
-    check_regular("function", path)
-    return run_path(str(path))

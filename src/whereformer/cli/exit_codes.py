@@ -16,7 +16,6 @@ from .flags import format_error
 
 CLOSED = 141
 """The exit code if the reader of the output has closed it, as after SIGPIPE."""
-
 NO_MEMORY = ("allocate memory", "out of memory", "can't start new thread", "failed to map segment")
 """Parts of the errors of libraries that got no memory. A thread needs some for its stack, a library for its code."""
 

@@ -29,7 +29,6 @@ class ListPositions(WithPlugin):
 
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
-
     measure: Path | None = None
     """The folder of a finished `whereformer compare`, of masked language models. With several seeds, medians decide
     "inductive", and the rest is measured with the first."""

@@ -33,17 +33,13 @@ class TranslateRun(WithPlugin):
 
     model: str
     """The folder model/ of a training, or an id on the Hugging Face Hub."""
-
     references: Path | None = None
     """The correct translations, line by line, for BLEU and chrF of sacrebleu, which go to standard error."""
-
     beams: Annotated[int, Range(1, 1000)] = 4
     """Number of beams. 1 is greedy search."""
-
     length_penalty: Annotated[float, Range(-10, 10)] = 0.6
     """A translation's log-probability is divided by its length to this power. A larger power favors longer
     translations."""
-
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
@@ -70,7 +66,6 @@ class TranslateRun(WithPlugin):
             written += translations
         if references is not None:
             if len(references) != len(written):
-                raise InputError(
-                    "references", f"expected {len(written):,} lines as the input has, got {len(references):,}"
-                )
+                expected = f"{len(written):,} lines as the input has"
+                raise InputError("references", f"expected {expected}, got {len(references):,}")
             print(*scores(written, references), sep="\n", file=sys.stderr)

@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -29,10 +30,8 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
 def default_documents() -> list[str]:
     """Return about 2 MB of English that comes with Python: ``pydoc_data.topics`` and the standard library's docstrings.
 
-    The sources are parsed, not imported. The docstrings of a module form one document.
-
-    Raises:
-        InputError: if this Python has neither.
+    The sources are parsed, not imported. The docstrings of a module form one document. If this Python has neither, that
+    is an InputError.
     """
     root = Path(sysconfig.get_path("stdlib"))
     skipped = {"site-packages", "dist-packages", "test", "tests", "pydoc_data", "__pycache__"}
@@ -42,11 +41,9 @@ def default_documents() -> list[str]:
         inside[:] = [name for name in inside if name not in skipped]
         sources += [Path(folder, name) for name in files if name.endswith(".py")]
     documents = ["\n\n".join(_docstrings(path)) for path in sorted(sources)]
-    try:
+    with suppress(ImportError):  # some distributions package it separately
         from pydoc_data import topics
-    except ImportError:
-        pass  # some distributions package it separately
-    else:
+
         documents += topics.topics.values()
     documents = [document for document in documents if document]
     if not documents:
@@ -86,10 +83,7 @@ class TextSource:
     """The files, in reading order."""
 
     def __init__(
-        self,
-        paths: Sequence[str | Path] = (),
-        column: str | None = None,
-        characters: int | None = None,
+        self, paths: Sequence[str | Path] = (), column: str | None = None, characters: int | None = None
     ) -> None:
         self.paths = tuple(str(path) for path in paths)
         self.column = column

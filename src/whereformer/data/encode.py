@@ -52,8 +52,7 @@ def get_or_build(
 
     Args:
         cache: the folder of all such folders.
-        kind: the beginning of the folder's name.
-        key: the texts that decide its content.
+        kind, key: the beginning of the folder's name, and the texts that decide its content.
         fill: writes all files into an empty folder, and returns the facts.
         log: called with a line about each step.
         keeps: returns whether a folder of another version may be used if this version has none.
@@ -82,9 +81,8 @@ def get_or_build(
         if folder.exists():
             log(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
-            raise InputError(
-                "cache", f"{cache} lacks files that the main process wrote; all machines must share this folder"
-            )
+            problem = f"{cache} lacks files that the main process wrote"
+            raise InputError("cache", f"{problem}; all machines must share this folder")
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
             if find_problem(folder) is not None:
@@ -111,11 +109,7 @@ class TokenizerChoice:
 
     @cached_property
     def setting(self) -> str:
-        """The entry for the tokenizer in a run's settings.
-
-        Raises:
-            InputError: if ``path`` has no tokenizer.
-        """
+        """The entry for the tokenizer in a run's settings; an InputError if ``path`` has no tokenizer."""
         if self.path is None:
             return f"trained, {self.vocab_size} tokens"
         backend = load_tokenizer(self.path).backend_tokenizer
@@ -147,8 +141,7 @@ class _TextFacts:
 def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
     """Return the held-out loss, in nats, of guessing by token frequency, which is the best that ignores context.
 
-    Args:
-        training, held_out: (tokens,), how often each token of the vocabulary occurs in these parts of the text.
+    The arguments are (tokens,), how often each token of the vocabulary occurs in these parts of the text.
     """
     counts = training.double() + 1.0
     return float(-((counts / counts.sum()).log() * held_out).sum() / held_out.sum())
@@ -164,11 +157,9 @@ def open_or_encode(
     """Open an encoded text if the cache has it, else encode it there.
 
     Args:
-        cache: the folder of all encoded texts.
+        cache, log, keeps: as in :func:`get_or_build`.
         text: the text.
         choice: the tokenizer. One that is trained learns from the training part.
-        log: called with a line about each step.
-        keeps: returns whether a text that another version of this package encoded may be used.
 
     Raises:
         InputError: if the text is too short or changes meanwhile, the tokenizer does not suit or knows too little of

@@ -21,22 +21,14 @@ LARGEST = 1e9
 
 @dataclass(frozen=True)
 class Task:
-    """A classification or regression task: its columns and its evaluation.
-
-    Args:
-        name: the task's name.
-        texts: its text columns, one or two.
-        classes: names of the classes, in the order of the labels; None for a regression task.
-        metrics: the metrics of its evaluation, names in :data:`whereformer.analysis.metrics.METRICS`.
-        label: its label column.
-        eval_splits: the splits that it is evaluated on, each with its name in result tables.
-    """
+    """A classification or regression task: its columns and its evaluation."""
 
     name: str
-    texts: tuple[str, ...]
-    classes: tuple[str, ...] | None
-    metrics: tuple[str, ...]
-    label: str = "label"
+    texts: tuple[str, ...]  # the text columns, one or two
+    classes: tuple[str, ...] | None  # names of the classes, in the order of the labels; None for a regression task
+    metrics: tuple[str, ...]  # the metrics of its evaluation, names in `whereformer.analysis.metrics.METRICS`
+    label: str = "label"  # the label column
+    # The splits that it is evaluated on, each with its name in result tables.
     eval_splits: tuple[tuple[str, str], ...] = (("validation", ""),)
 
 
@@ -75,17 +67,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Data:
-    """A task with its rows.
-
-    Args:
-        task: the task.
-        splits: the rows of each split, "train" first: a :class:`Split`, or the result of :meth:`convert`.
-        source: where the rows come from, for people to read.
-    """
+    """A task with its rows."""
 
     task: Task
-    splits: dict[str, Any]
-    source: str
+    splits: dict[str, Any]  # the rows of each split, "train" first: a `Split`, or the result of `convert`
+    source: str  # where the rows come from, for people to read
 
     @property
     def train(self) -> Any:

@@ -28,23 +28,14 @@ CHUNK = 1024
 
 @dataclass(frozen=True)
 class Rows:
-    """The tokenized rows of a split.
+    """The tokenized rows of a split."""
 
-    Args:
-        rows: the token ids of each row, and their types.
-        has_types: whether the tokenizer gives types and the model has them.
-        labels: the label of each row.
-        num_truncated: number of rows that were truncated.
-        pad: the id of padding.
-        end: padding tokens after even the longest row of a batch; a funnel that truncates drops them.
-    """
-
-    rows: list[tuple[array[int], array[int]]]
-    has_types: bool
-    labels: list[float]
-    num_truncated: int
-    pad: int
-    end: int = 0
+    rows: list[tuple[array[int], array[int]]]  # the token ids of each row, and their types
+    has_types: bool  # whether the tokenizer gives types and the model has them
+    labels: list[float]  # the label of each row
+    num_truncated: int  # number of rows that were truncated
+    pad: int  # the id of padding
+    end: int = 0  # padding tokens after even the longest row of a batch; a funnel that truncates drops them
 
     @property
     def lengths(self) -> Tensor:
@@ -71,15 +62,10 @@ def fingerprint_rows(splits: Iterable[Rows], weights: str) -> str:
 
 
 def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int | None, config: EncoderConfig) -> Rows:
-    """Tokenize the rows of a split, with all processors.
+    """Tokenize the rows of a split, with all processors. Rows have the tokenizer's special tokens around text.
 
-    Rows have the special tokens that the tokenizer puts around text.
-
-    Args:
-        split: the labeled rows.
-        tokenizer: the model's tokenizer.
-        max_length: truncate longer rows to this number of tokens, the longer text of a pair first; None truncates none.
-        config: the model's configuration: how many token types it has, and whether its poolings drop the end of a row.
+    Rows of more than ``max_length`` tokens are truncated, the longer text of a pair first; None truncates none. The
+    model's configuration says how many token types it has, and whether its poolings drop the end of a row.
     """
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
     options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
@@ -102,11 +88,7 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
 
 
 def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows]) -> None:
-    """Let a model read the longest row.
-
-    Raises:
-        InputError: for ``max_length``, if it is too long for the model.
-    """
+    """Let a model read the longest row. If it is too long for the model, raise an InputError for ``max_length``."""
     widest = max(splits, key=lambda split: int(split.lengths.max()))
     longest = widest.collate([int(widest.lengths.argmax())])
     del longest["labels"]
@@ -120,11 +102,8 @@ def check_lengths(model: EncoderForSequenceClassification, splits: Sequence[Rows
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> None:
-    """Check that a tokenizer fits a model with ``vocab_size`` tokens.
-
-    Raises:
-        InputError: if its ids are too large, or it lacks a padding token or a special token before text.
-    """
+    """Raise an InputError if a tokenizer's ids are too large for a model with ``vocab_size`` tokens, or if it lacks a
+    padding token or a special token before text."""
     largest = max(tokenizer.get_vocab().values())
     if largest >= vocab_size:
         problem = f"token id {largest}, but the vocabulary has {vocab_size} tokens"

@@ -41,21 +41,16 @@ Pair = tuple[str, str]
 class Pairs:
     """Pairs in files. Each iteration reads them again, with only some rows in memory.
 
-    Args:
-        field: the option that names the files.
-        files: tables with both languages, or two files of lines: the sources, and their translations.
-        columns: columns of the tables, such as en,de. By default both, if there are only two.
-        held_out: whether to yield the pairs that are held out for evaluation, or the others; None yields all. Only the
-            numbers of the pairs decide, and no pair with an empty line is held out.
-
     Raises:
         InputError: if a file does not exist, is not a table, or can be read only once, like a pipe; in an iteration,
             if a file cannot be read, or no file has text.
     """
 
-    field: str
-    files: tuple[Path, ...]
-    columns: str | None = None
+    field: str  # the option that names the files
+    files: tuple[Path, ...]  # tables with both languages, or two files of lines: the sources, and their translations
+    columns: str | None = None  # columns of the tables, such as en,de. By default both, if there are only two
+    # Whether to yield the pairs that are held out for evaluation, or the others; None yields all. Only the numbers of
+    # the pairs decide, and no pair with an empty line is held out.
     held_out: bool | None = None
 
     def __post_init__(self) -> None:
@@ -105,9 +100,8 @@ class Pairs:
             raise InputError("columns", f"{file} has columns {list_some(names)}; name two of them, such as en,de")
         for number, cells in enumerate(table.rows(names), 1):
             if not all(cell is None or isinstance(cell, str) for cell in cells):
-                raise InputError(
-                    "columns", f"{file}, row {number}: expected text in {join_words(names)}, got {short_repr(cells)}"
-                )
+                problem = f"expected text in {join_words(names)}, got {short_repr(cells)}"
+                raise InputError("columns", f"{file}, row {number}: {problem}")
             yield cells[0] or "", cells[1] or ""
 
     def _read_lines(self) -> Iterator[Pair]:

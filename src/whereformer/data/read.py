@@ -33,7 +33,6 @@ MAX_CELL = 1 << 24
 """The largest number of characters in a cell. A tokenizer needs twenty bytes for each, even if few tokens are kept."""
 MAX_LINE = 1 << 27
 """The largest number of characters in a line; a file without line ends could be larger than memory."""
-
 HUB = "hub:"
 """The prefix of data sets on the Hugging Face Hub."""
 
@@ -66,12 +65,9 @@ def name_file(field: str, file: Path) -> Iterator[None]:
 
 
 def read_lines(field: str, file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, without line ends.
+    """Yield the lines of a text file, without line ends. If it can't be read or is not UTF-8, raise an InputError.
 
     Only a line feed ends a line, because other separators may occur within a sentence.
-
-    Raises:
-        InputError: if the file can't be read or is not UTF-8; the message names the line.
     """
     with name_file(field, file), file.open("rb") as data:
         yield from decode_lines(field, str(file), data)
@@ -102,18 +98,13 @@ class Table:
 
     Cells of CSV and TSV files are text; in files of the other kinds, cells have the types that the file declares.
 
-    Args:
-        field: the argument that an error names.
-        file: the file.
-        quotes: whether quotation marks enclose cells of CSV and TSV files, or are text.
-
     Raises:
         InputError: if the file does not exist, or is not one of the :data:`TABLES`.
     """
 
-    field: str
+    field: str  # the argument that an error names
     file: Path
-    quotes: bool = True
+    quotes: bool = True  # whether quotation marks enclose cells of CSV and TSV files, or are text
 
     def __post_init__(self) -> None:
         if self._kind not in TABLES:
@@ -126,9 +117,6 @@ class Table:
         """The names of its columns; in JSON Lines, the names in the first row that has any.
 
         In CSV and TSV files, a column whose cell in the first row is empty has no name, and cannot be read.
-
-        Raises:
-            InputError: if the file can't be read.
         """
         if self._kind in JSON:
             return list(next(filter(None, self._objects()), {}))

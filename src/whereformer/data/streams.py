@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -29,12 +28,8 @@ class TokenFile:
 
     path: Path
 
-    @cached_property
-    def _length(self) -> int:
-        return self.path.stat().st_size // 4
-
     def __len__(self) -> int:
-        return self._length
+        return self.path.stat().st_size // 4
 
     def __getitem__(self, index: slice) -> Tensor:
         start, stop, step = index.indices(len(self))
@@ -75,17 +70,11 @@ def to_bytes(ids: Sequence[int]) -> bytes:
 
 @dataclass(frozen=True)
 class RowFile:
-    """Rows of ids, each in one or more parts, such as a line and its translation. Only their lengths are in memory.
+    """Rows of ids, each in one or more parts, such as a line and its translation. Only their lengths are in memory."""
 
-    Args:
-        ids: (tokens,), the ids of all rows, part after part.
-        starts: (rows,) int64, where each row begins.
-        lengths: (rows, parts) int32, the number of tokens in each part of a row.
-    """
-
-    ids: Stream
-    starts: Tensor
-    lengths: Tensor
+    ids: Stream  # (tokens,), the ids of all rows, part after part
+    starts: Tensor  # (rows,) int64, where each row begins
+    lengths: Tensor  # (rows, parts) int32, the number of tokens in each part of a row
 
     def __len__(self) -> int:
         return len(self.starts)

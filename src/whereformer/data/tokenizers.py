@@ -27,20 +27,14 @@ ROLES = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The token ids that masking and windows need.
+    """The token ids that masking and windows need."""
 
-    Args:
-        size: all ids are below this.
-        pad, cls, sep, mask: the ids of these tokens.
-        special: ids that are never predicted and never drawn at random; they include these four.
-    """
-
-    size: int
+    size: int  # all ids are below this
     pad: int
     cls: int
     sep: int
     mask: int
-    special: tuple[int, ...]
+    special: tuple[int, ...]  # ids that are never predicted and never drawn at random; they include these four
 
     @cached_property
     def is_ordinary(self) -> Tensor:
@@ -126,11 +120,7 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
 
 
 def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer from a folder that ``save_pretrained`` wrote, or from the Hub.
-
-    Raises:
-        InputError: for ``field``, if it can't be read.
-    """
+    """Read a tokenizer from a folder or from the Hub; an InputError for ``field`` if it can't be read."""
     from transformers import AutoTokenizer
 
     try:
@@ -144,9 +134,8 @@ def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBas
     except Exception as error:
         # For a missing or broken file, the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
-        raise InputError(
-            field, f"no tokenizer can be read from {short_repr(str(path_or_id), MAX_NAME)} ({reason})"
-        ) from None
+        name = short_repr(str(path_or_id), MAX_NAME)
+        raise InputError(field, f"no tokenizer can be read from {name} ({reason})") from None
     return tokenizer
 
 
@@ -173,15 +162,9 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
 
 
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:
-    """Check that a model can learn from a text: that most of its tokens are neither unknown nor otherwise special.
+    """Raise an InputError for ``data`` if most tokens of a text are unknown or otherwise special: nothing to learn.
 
-    Args:
-        tokenizer: the tokenizer.
-        counts: (tokens,), how often each token occurs in the text.
-        text_name: the text's name in the error.
-
-    Raises:
-        InputError: for ``data``, with the share of unknown tokens.
+    ``counts``, (tokens,), says how often each token occurs in the text.
     """
     special = {number: int(counts[number]) for number in {*tokenizer.all_special_ids} if number < len(counts)}
     total = int(counts.sum())
@@ -194,22 +177,12 @@ def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_n
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
-    """Return a tokenizer's ids that windows need; ``field`` is the argument that an error names.
-
-    Raises:
-        InputError: if the tokenizer has fewer than 2 tokens that are not special.
-    """
+    """Return a tokenizer's ids that windows need; an InputError for ``field`` if fewer than 2 of them are ordinary."""
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
     num_ordinary = len(ids) - len(special)
     if num_ordinary < 2:
         expected = f"expected at least 2 different tokens besides {', '.join(SPECIAL_TOKENS)}"
         raise InputError(field, f"{expected}, got {num_ordinary}")
-    return Vocabulary(
-        max(ids) + 1,
-        tokenizer.pad_token_id,
-        tokenizer.cls_token_id,
-        tokenizer.sep_token_id,
-        tokenizer.mask_token_id,
-        special,
-    )
+    pad, _, cls, sep, mask = (getattr(tokenizer, f"{role}_id") for role in ROLES)
+    return Vocabulary(max(ids) + 1, pad, cls, sep, mask, special)

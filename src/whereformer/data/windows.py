@@ -74,28 +74,19 @@ class Windows:
     They read the stream in several passes, each in another random order and cut at other offsets. Only the seed and the
     step decide which windows a step reads, and which tokens are masked.
 
-    Args:
-        stream: (tokens,) ids.
-        vocabulary: the tokenizer's special and ordinary ids.
-        stages: the stages of the training, in order.
-        rate: share of masked tokens; None masks none, and every token is a label, as causal models take them.
-        seed: the seed of the order, the cuts and the masks.
-        end: the ids after the text: [SEP], and padding, which a funnel that truncates drops.
-        hide_masked: whether attention skips [MASK].
-        uniforms: whether windows have ``uniforms``.
-
     Raises:
         InputError: for ``data``, if the stream is shorter than a window.
     """
 
-    stream: Stream
-    vocabulary: Vocabulary
-    stages: Sequence[Stage]
+    stream: Stream  # (tokens,) ids
+    vocabulary: Vocabulary  # the tokenizer's special and ordinary ids
+    stages: Sequence[Stage]  # of the training, in order
+    # Share of masked tokens; None masks none, and every token is a label, as causal models take them.
     rate: float | None = HELD_OUT_RATE
-    seed: int = 0
-    end: tuple[int, ...] = ()
-    hide_masked: bool = False
-    uniforms: bool = False
+    seed: int = 0  # of the order, the cuts and the masks
+    end: tuple[int, ...] = ()  # the ids after the text: [SEP], and padding, which a funnel that truncates drops
+    hide_masked: bool = False  # whether attention skips [MASK]
+    uniforms: bool = False  # whether batches have `uniforms`
 
     def __post_init__(self) -> None:
         longest = max(map(self.body, self.stages))

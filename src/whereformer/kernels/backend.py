@@ -218,17 +218,12 @@ class Operators:
         self.backend = backend
         self.plans = BoundedCache(256)
         inputs = "Tensor d_output, Tensor? d_lse, Tensor output, Tensor buffer, bool[] needs"
-        self.forward = _define(
-            f"{backend.name}_forward",
-            f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)",
-            self._run_forward,
-            self._fake_forward,
-        )
-        self.backward = _define(
-            f"{backend.name}_backward", f"({inputs}, {ARGUMENTS}) -> Tensor[]", self._run_backward, self._fake_backward
-        )
-        _library.impl(f"{backend.name}_forward", self._differentiable, "Autograd")
-        torch.library.register_autograd(f"whereformer::{backend.name}_backward", _no_second_derivative, lib=_library)
+        schemas = f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", f"({inputs}, {ARGUMENTS}) -> Tensor[]"
+        forward, backward = f"{backend.name}_forward", f"{backend.name}_backward"
+        self.forward = _define(forward, schemas[0], self._run_forward, self._fake_forward)
+        self.backward = _define(backward, schemas[1], self._run_backward, self._fake_backward)
+        _library.impl(forward, self._differentiable, "Autograd")
+        torch.library.register_autograd(f"whereformer::{backward}", _no_second_derivative, lib=_library)
         _operators[backend.name] = self
 
     def attend(self, call: Call, recorder: StepRecorder | None = None) -> tuple[Tensor, LogSums | None]:
@@ -278,26 +273,21 @@ class Operators:
         call = Call(*arguments)
         return call.new_output(), self.backend.new_buffer(call), call.new_lse()
 
-    def _run_backward(
-        self,
-        d_output: Tensor,
-        d_lse: Tensor | None,
-        output: Tensor,
-        buffer: Tensor,
-        needs: Sequence[bool],
-        *arguments: Any,
-    ) -> list[Tensor]:
-        plan, tensors = self.get_plan(Call(*arguments))
+    def _run_backward(self, *arguments: Any) -> list[Tensor]:
+        inputs, needs, call = _split_backward(arguments)
+        plan, tensors = self.get_plan(call)
         assert plan is not None
-        needs_by_name = dict(zip(GRADIENTS, needs, strict=True))
-        plan_needs = [needs_by_name.get(name, False) for name in plan.names]
-        return plan.backward(tensors, plan_needs, BackwardInputs(d_output, d_lse, output, buffer))
+        return plan.backward(tensors, [needs.get(name, False) for name in plan.names], inputs)
 
-    def _fake_backward(
-        self, d_output: Any, d_lse: Any, output: Any, buffer: Any, needs: Sequence[bool], *arguments: Any
-    ) -> list[Tensor]:
-        call = Call(*arguments)
-        return [call.new_gradient(name) for name, need in zip(GRADIENTS, needs, strict=True) if need]
+    def _fake_backward(self, *arguments: Any) -> list[Tensor]:
+        _, needs, call = _split_backward(arguments)
+        return [call.new_gradient(name) for name, need in needs.items() if need]
+
+
+def _split_backward(arguments: tuple[Any, ...]) -> tuple[BackwardInputs, dict[str, bool], Call]:
+    """Return the arguments of a backward's operator as the forward's results, the needed gradients, and the call."""
+    needs = dict(zip(GRADIENTS, arguments[4], strict=True))
+    return BackwardInputs(*arguments[:4]), needs, Call(*arguments[5:])
 
 
 def _define(name: str, schema: str, function: Any, fake: Any) -> Any:

@@ -59,8 +59,8 @@ class PositionOptions(TypedDict, total=False):
     key_positions: PositionsLike | None
 
 
-class MaskOptions(TypedDict, total=False):
-    """The keyword arguments of :func:`whereformer.attention` about padding and packed rows."""
+class SiteOptions(PositionOptions, total=False):
+    """The options that a :class:`~whereformer.Site` has: those, and the ones about padding and packed rows."""
 
     key_mask: Tensor | None
     query_documents: Tensor | None
@@ -75,15 +75,11 @@ class SoftmaxOptions(TypedDict, total=False):
     dropout_p: float
 
 
-class SiteOptions(PositionOptions, MaskOptions):
-    """The options that a :class:`~whereformer.Site` has."""
-
-
 class SequenceOptions(PositionOptions, SoftmaxOptions):
     """The options of :func:`whereformer.attention_varlen`."""
 
 
-class CallOptions(PositionOptions, MaskOptions, SoftmaxOptions):
+class CallOptions(SiteOptions, SoftmaxOptions):
     """All keyword arguments of :func:`whereformer.attention` except ``backend`` and ``return_lse``."""
 
 
@@ -113,9 +109,7 @@ def make_call(
     """Check all arguments of :func:`whereformer.attention` once, so that no backend has to, and return the call.
 
     The call has neither sinks, which are added to its result, nor the seed of dropout. With sinks it needs ``LogSums``.
-
-    Args:
-        recorder: records how tensors are cast and merged, for later calls with the same signature.
+    The ``recorder`` records how tensors are cast and merged, for later calls with the same signature.
 
     Raises:
         TypeError: for a wrong type or dtype; the message names the argument.
@@ -147,11 +141,17 @@ def make_call(
     with recorder or nullcontext():  # checks that read numbers keep the plan out of the cache
         queries = _check_positions("query_positions", query_positions, default_query, batch, terms)
         keys = _check_positions("key_positions", key_positions, default_key, batch, terms)
-    _check_documents(query_documents, key_documents, batch, n_q, n_k, device)
+    if (query_documents is None) != (key_documents is None):
+        raise ValueError("query_documents and key_documents: give both or neither")
+    if query_documents is not None:
+        check_tensor("query_documents", query_documents, INTEGER, {"batch": batch, "n_q": n_q}, device=device)
+        check_tensor("key_documents", key_documents, INTEGER, {"batch": batch, "n_k": n_k}, device=device)
     if sinks is not None:
         query_sizes = {"batch": batch, "heads": heads, "n_q": n_q}
         check_tensor("sinks", sinks, FLOATING, {"heads": heads}, query_sizes, device=device)
-    scale = _check_scale(scale, head_dim, value.dtype)
+    max_scale = torch.finfo(torch.promote_types(value.dtype, torch.float32)).max
+    default_scale = head_dim**-0.5 if head_dim else 1.0
+    scale = default_scale if scale is None else _check_number("scale", scale, -max_scale, max_scale)
     low, high = _offset_limits(causal, sides, queries, keys)
     merged = _NO_TERMS
     if len(terms) > 0:
@@ -234,16 +234,6 @@ def show_options(options: Any) -> Callable[[Function], Function]:
     return decorate
 
 
-def _check_documents(
-    query_documents: Any, key_documents: Any, batch: int, n_q: int, n_k: int, device: torch.device
-) -> None:
-    if (query_documents is None) != (key_documents is None):
-        raise ValueError("query_documents and key_documents: give both or neither")
-    if query_documents is not None:
-        check_tensor("query_documents", query_documents, INTEGER, {"batch": batch, "n_q": n_q}, device=device)
-        check_tensor("key_documents", key_documents, INTEGER, {"batch": batch, "n_k": n_k}, device=device)
-
-
 def _check_number(name: str, number: Any, low: float, high: float) -> Any:
     """Return a number from ``low`` to ``high`` as a float; symbols of a compiled program stay symbols."""
     types: tuple[Any, ...] = (float, Real, torch.SymFloat, torch.SymInt)
@@ -252,13 +242,6 @@ def _check_number(name: str, number: Any, low: float, high: float) -> Any:
     if not (torch.compiler.is_compiling() or low <= number <= high):
         raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {number}")
     return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
-
-
-def _check_scale(scale: Any, head_dim: int, dtype: torch.dtype) -> Any:
-    if scale is None:
-        return head_dim**-0.5 if head_dim else 1.0
-    limit = torch.finfo(torch.promote_types(dtype, torch.float32)).max
-    return _check_number("scale", scale, -limit, limit)
 
 
 def _check_window(window: Any) -> tuple[int | None, int | None]:
@@ -392,18 +375,20 @@ def check_term(term: Term, batch: int, heads: int, n_q: int, n_k: int, head_dim:
         "any_heads": ("heads", (1, heads)),
         "n_q": ("n_q", n_q),
         "n_k": ("n_k", n_k),
-        "head_dim": ("head_dim", head_dim),
+        "width": ("head_dim", head_dim),
         "T": ("T", None),
         "r": ("r", None),
     }
     for field, axes in term.axes.items():
         tensor, names, name = getattr(term, field), axes.split(), f"{type(term).__name__}.{field}"
+        if tensor is None and isinstance(term, TABLES) and field != "table":
+            continue  # the table meets queries or keys instead of factors
         check_tensor(name, tensor, FLOATING, dict([sizes[axis] for axis in names]), device=device)
         if any(size == 0 for axis, size in zip(names, tensor.shape, strict=True) if axis in ("T", "r")):
             raise ValueError(f"{name}: needs at least one number, got shape {tuple(tensor.shape)}")
         if "r" in names:
             # The term's other tensors have the same rank.
-            sizes["r"] = "r", tensor.shape[names.index("r")]
+            sizes["r"] = sizes["width"] = "r", tensor.shape[names.index("r")]
 
 
 def check_terms(terms: Sequence[Term]) -> tuple[Term, ...]:

@@ -13,19 +13,16 @@ from .torch_private import constant_when_compiled
 def without_autocast(device: torch.device) -> AbstractContextManager[None]:
     """Return a context without autocast; on devices that have no autocast, such as meta, it does nothing."""
     # If autocast is off there is nothing to do, except in an exported program, which may later run under it.
-    if autocasts(device) or (torch.compiler.is_exporting() and _has_autocast(device.type)):
+    if autocast_dtype(device) is not None or (torch.compiler.is_exporting() and _has_autocast(device.type)):
         return torch.autocast(device.type, enabled=False)
     return nullcontext()
 
 
-def autocasts(device: torch.device) -> bool:
-    """Whether autocast is on for a device; torch refuses the question for devices that have none, such as meta."""
-    return _has_autocast(device.type) and torch.is_autocast_enabled(device.type)
-
-
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype that autocast casts to on a device; None if it is off."""
-    return torch.get_autocast_dtype(device.type) if autocasts(device) else None
+    kind = device.type
+    # Torch refuses the second question for devices that have no autocast, such as meta.
+    return torch.get_autocast_dtype(kind) if _has_autocast(kind) and torch.is_autocast_enabled(kind) else None
 
 
 # A constant, because the compiler of torch 2.11 cannot trace the question.

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import Tensor
@@ -152,26 +152,15 @@ def offsets_between(query_positions: Tensor, key_positions: Tensor) -> Tensor:
     return key_positions.unsqueeze(-2) - query_positions.unsqueeze(-1)
 
 
-class _TermBase:
-    """The base class of all terms."""
-
-    @property
-    def axes(self) -> dict[str, str]:
-        """The axes of each tensor, by name: "items" is 1 or batch, "any_heads" is 1 or heads, and all others have one
-        size."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True, eq=False)
-class _OffsetTable(_TermBase):
-    """The common part of terms with a table over offsets.
+class _OffsetTable:
+    """The common part of terms with a table over offsets; its arguments are explained in :class:`OffsetBias`.
 
-    Args:
-        table: a number or vector per offset. Offsets beyond the ends read the end values.
-        first: the offset of the table's first column or row; as everywhere, offsets are key - query.
-        step: the offset from one column or row to the next. It can exceed 1 if only multiples of it occur, as between
-            pooled sequences.
+    As in all terms, ``axes`` are the axes of each tensor: "items" is 1 or batch, "any_heads" is 1 or heads, "width" is
+    the factors' r, or head_dim without factors, and all others have one size.
     """
+
+    axes: ClassVar = {"table": "any_heads T width"}
 
     table: Float[Tensor, "#heads _offsets *_width"]
     first: int
@@ -181,10 +170,6 @@ class _OffsetTable(_TermBase):
         _make_ints(self, "first", "step")
         if self.step < 1:
             raise ValueError(f"{type(self).__name__}.step: expected an int of at least 1, got {self.step}")
-
-    @property
-    def axes(self) -> dict[str, str]:
-        return _TABLE
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,9 +184,7 @@ class OffsetBias(_OffsetTable):
             sequences.
     """
 
-    @property
-    def axes(self) -> dict[str, str]:
-        return {"table": "heads T"}
+    axes: ClassVar = {"table": "heads T"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -217,11 +200,9 @@ class OffsetKeys(_OffsetTable):
         query_factors: (1 or batch, heads, n_q, r) with any r of at least 1. If None, the queries.
     """
 
-    query_factors: Float[Tensor, "#batch heads n_q _width"] | None = None
+    axes: ClassVar = {"query_factors": "items heads n_q r", **_OffsetTable.axes}
 
-    @property
-    def axes(self) -> dict[str, str]:
-        return _TABLE if self.query_factors is None else {"query_factors": "items heads n_q r", **_TABLE_OF_FACTORS}
+    query_factors: Float[Tensor, "#batch heads n_q _width"] | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,14 +219,9 @@ class OffsetQueries(_OffsetTable):
         key_factors: (1 or batch, heads, n_k, r) with any r of at least 1, and one per query head. If None, the keys.
     """
 
+    axes: ClassVar = {"key_factors": "items heads n_k r", **_OffsetTable.axes}
+
     key_factors: Float[Tensor, "#batch heads n_k _width"] | None = None
-
-    @property
-    def axes(self) -> dict[str, str]:
-        return _TABLE if self.key_factors is None else {"key_factors": "items heads n_k r", **_TABLE_OF_FACTORS}
-
-
-_TABLE, _TABLE_OF_FACTORS = {"table": "any_heads T head_dim"}, {"table": "any_heads T r"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -259,7 +235,7 @@ class OffsetValues(_OffsetTable):
 
 
 @dataclass(frozen=True, eq=False)
-class FactorPair(_TermBase):
+class FactorPair:
     """``score_ij += <query_factors_i, key_factors_j>``, for low-rank positional scores; not scaled.
 
     Args:
@@ -267,16 +243,14 @@ class FactorPair(_TermBase):
         key_factors: (1 or batch, heads, n_k, r).
     """
 
+    axes: ClassVar = {"query_factors": "items heads n_q r", "key_factors": "items heads n_k r"}
+
     query_factors: Float[Tensor, "#batch heads n_q _rank"]
     key_factors: Float[Tensor, "#batch heads n_k _rank"]
 
-    @property
-    def axes(self) -> dict[str, str]:
-        return {"query_factors": "items heads n_q r", "key_factors": "items heads n_k r"}
-
 
 @dataclass(frozen=True, eq=False)
-class DistanceDecay(_TermBase):
+class DistanceDecay:
     """``score_ij -= |query_levels_i - key_levels_j|``: scores fall with the distance between two numbers.
 
     A level can be a sum over earlier tokens, such as the sum of forget gates in the Forgetting Transformer (Lin et al.
@@ -288,27 +262,23 @@ class DistanceDecay(_TermBase):
         key_levels: (1 or batch, heads, n_k), one row per query head.
     """
 
+    axes: ClassVar = {"query_levels": "items heads n_q", "key_levels": "items heads n_k"}
+
     query_levels: Float[Tensor, "#batch heads n_q"]
     key_levels: Float[Tensor, "#batch heads n_k"]
 
-    @property
-    def axes(self) -> dict[str, str]:
-        return {"query_levels": "items heads n_q", "key_levels": "items heads n_k"}
-
 
 @dataclass(frozen=True, eq=False)
-class DenseBias(_TermBase):
+class DenseBias:
     """``score_ij += scores[b, h, i, j]``, for scores without a smaller description than one number per pair.
 
     Args:
         scores: (1 or batch, 1 or heads, n_q, n_k), numbers; ``-inf`` means that the query does not attend to the key.
     """
 
-    scores: Float[Tensor, "#batch #heads n_q n_k"]
+    axes: ClassVar = {"scores": "items any_heads n_q n_k"}
 
-    @property
-    def axes(self) -> dict[str, str]:
-        return {"scores": "items any_heads n_q n_k"}
+    scores: Float[Tensor, "#batch #heads n_q n_k"]
 
 
 Term: TypeAlias = OffsetBias | OffsetKeys | OffsetQueries | OffsetValues | FactorPair | DistanceDecay | DenseBias

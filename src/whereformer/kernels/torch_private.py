@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # only its module is private
 from torch.utils._pytree import tree_leaves
 
 AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
@@ -92,10 +92,6 @@ def bfloat16_levels() -> list[str]:
     if not torch.cpu._is_avx512_bf16_supported():
         return []
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
-
-
-class DispatchMode(TorchDispatchMode):
-    """A context that sees every torch operation that runs in it; only the name of its module is private."""
 
 
 def flatten_tree(values: Any) -> list[Any]:

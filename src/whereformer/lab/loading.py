@@ -38,11 +38,7 @@ def load(path: str) -> Encoder:
 
 
 def check_exists(path: str) -> None:
-    """Check that a checkpoint has a configuration and weights. This is quick, so it can be done before any work.
-
-    Raises:
-        InputError: if they are missing.
-    """
+    """Raise an InputError if a checkpoint lacks a configuration or weights. This is quick, so it can come first."""
     with _naming(path), quiet_transformers():
         find_config(path)
         find_weights(path)
@@ -59,11 +55,7 @@ def _naming(path: str) -> Iterator[None]:
 
 
 def load_tokenizer(model: str, path: str | None) -> PreTrainedTokenizerBase:
-    """Load the tokenizer that was saved with a model, or the one at ``path`` if it is not None.
-
-    Raises:
-        InputError: if it can't be read.
-    """
+    """Load the tokenizer that was saved with a model, or the one at ``path``; an InputError if it can't be read."""
     with quiet_transformers():
         return read_tokenizer(model, "model") if path is None else read_tokenizer(path, "tokenizer")
 
@@ -95,7 +87,7 @@ def load_classifier(
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
         load_classifier(model, None, None, classes)
-        raise as_method_error(error, "position") from None
+        raise as_method_error(error) from None
     assert isinstance(classifier, EncoderForSequenceClassification)
     return classifier
 

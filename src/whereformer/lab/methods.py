@@ -24,11 +24,10 @@ PLUGIN = "whereformer_plugin_"
 """How the names of plugins' modules begin; their version follows."""
 
 
-def resolve_methods(names: Sequence[str], field: str = "positions") -> tuple[str, ...]:
+def resolve_methods(names: Sequence[str]) -> tuple[str, ...]:
     """Return the canonical names of distinct methods, as :func:`config_fields` reads them; ("all",) is all methods.
 
-    Raises:
-        InputError: for ``field``, the setting that names the methods, if one is unknown.
+    An unknown method raises an InputError for ``positions``.
     """
     names = position_names() if list(names) == ["all"] else names
     try:
@@ -38,7 +37,7 @@ def resolve_methods(names: Sequence[str], field: str = "positions") -> tuple[str
                 method_class(part)
     except InputError as error:
         rows = "; rows may also be hybrid or METHOD+sinks" if error.reason.startswith("unknown") else ""
-        raise InputError(field, f"{as_method_error(error, field).reason}{rows}") from None
+        raise InputError("positions", f"{error.reason}{rows}") from None
     return chosen
 
 
@@ -60,28 +59,26 @@ def config_fields(name: str, blocks: str = "4", decoder_layers: str = "0") -> di
     return fields if position == name else {**fields, "sinks": True}
 
 
-def check_methods(names: Iterable[str], field: str = "positions", /, **sizes: int) -> None:
+def check_methods(names: Iterable[str], /, **sizes: int) -> None:
     """Build each method once on the meta device, where tables take no memory, so that errors appear before training.
 
-    ``sizes`` are arguments of :func:`whereformer.build_position`.
-
-    Raises:
-        InputError: for ``field``, the setting that names the methods, if one does not fit these sizes.
+    ``sizes`` are arguments of :func:`whereformer.build_position`. A method that does not fit them raises an InputError
+    for ``positions``.
     """
     for name in names:
         try:
             with torch.device("meta"):
                 build_position(config_fields(name, str(sizes.get("num_layers", 1)))["position"], **sizes)
         except (ValueError, TypeError) as error:
-            reason = as_method_error(error, field).reason
-            raise InputError(field, reason if name in reason else f"{name!r} does not fit: {reason}") from None
+            reason = as_method_error(error).reason
+            raise InputError("positions", reason if name in reason else f"{name!r} does not fit: {reason}") from None
 
 
-def as_method_error(error: Exception, field: str) -> InputError:
-    """Turn a position method's error into one about ``field``, the setting that names the method."""
+def as_method_error(error: Exception) -> InputError:
+    """Turn a position method's error into one about ``position``."""
     if isinstance(error, InputError) and error.field == "position":
-        return InputError(field, error.reason)
-    return InputError(field, str(error))
+        return error
+    return InputError("position", str(error))
 
 
 def as_setting(error: Exception, settings: Container[str], options: Container[str] = ()) -> InputError:
@@ -95,7 +92,7 @@ def as_setting(error: Exception, settings: Container[str], options: Container[st
         return InputError("position_options", str(error))
     if isinstance(error, InputError) and field in settings:
         return error
-    return as_method_error(error, "position")
+    return as_method_error(error)
 
 
 def count_parameters(model: nn.Module) -> dict[str, int]:

@@ -50,14 +50,11 @@ def build_schedule(optimizer: Optimizer, name: str, warmup: int, steps: int) -> 
     return LambdaLR(optimizer, lambda step: min((step + 1) / warmup, after(step, warmup, steps)))
 
 
-def _cosine(step: int, warmup: int, steps: int) -> float:
-    """Fall to zero along half a cosine."""
-    return 0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
-
-
 SCHEDULES: dict[str, Callable[[int, int, int], float]] = {
     "linear": lambda step, warmup, steps: (steps - step) / max(1, steps - warmup),
-    "cosine": _cosine,
+    "cosine": lambda step, warmup, steps: (
+        0.5 * (1 + math.cos(math.pi * max(0, step - warmup) / max(1, steps - warmup)))
+    ),
     "inverse_sqrt": lambda step, warmup, steps: (warmup / (step + 1)) ** 0.5,  # Vaswani et al. (2017), section 5.3
 }
 """The share of the peak at a step after the warm-up. Arguments: step, steps of the warm-up, steps in all."""

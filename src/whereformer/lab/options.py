@@ -23,11 +23,7 @@ MAX_RUNS = 1024
 
 
 def find_device(name: str) -> torch.device:
-    """Return the device that a ``device`` option names: "auto", "cpu" or "cuda".
-
-    Raises:
-        InputError: if it is "cuda", and torch finds no GPU.
-    """
+    """Return the device that "auto", "cpu" or "cuda" names; an InputError if it is "cuda", and torch finds no GPU."""
     import torch
 
     if name == "auto":
@@ -38,19 +34,14 @@ def find_device(name: str) -> torch.device:
 
 
 def parse_options(text: str | None) -> dict[str, Any]:
-    """Parse a position method's options, a JSON object.
-
-    Raises:
-        InputError: for ``position_options``, if the text is not a JSON object.
-    """
+    """Parse a position method's options; an InputError for ``position_options`` if they are not a JSON object."""
     try:
         options = json.loads(text or "{}")
     except (ValueError, RecursionError):
         options = None
     if not isinstance(options, dict):
-        raise InputError(
-            "position_options", f"expected a JSON object such as '{{\"num_kernels\": 3}}', got {short_repr(text)}"
-        )
+        expected = "expected a JSON object such as '{\"num_kernels\": 3}'"
+        raise InputError("position_options", f"{expected}, got {short_repr(text)}")
     return options
 
 

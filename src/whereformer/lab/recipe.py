@@ -7,6 +7,7 @@ annotation say which values it accepts, and whether it may change when a run is 
 from __future__ import annotations
 
 import inspect
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -32,12 +33,7 @@ class LazyModule:
     """Stands for a module, which is imported when one of its names is first used.
 
     A recipe imports what needs torch this way, so that ``--help`` need not wait for it. Type checkers see the usual
-    import::
-
-        if TYPE_CHECKING:
-            import torch
-        else:
-            torch = LazyModule("torch")
+    import, under ``TYPE_CHECKING``.
     """
 
     def __init__(self, name: str) -> None:
@@ -154,17 +150,12 @@ class Recipe(WithPlugin):
         return ()
 
     def check(self) -> None:
-        """Check options that depend on each other. It does not import torch.
-
-        Raises:
-            InputError: if they do not fit each other.
-        """
+        """Raise an InputError for options that do not fit each other. It does not import torch."""
 
     def resolve(self) -> Self:
         """Return the recipe with abbreviations written out, such as all methods for "all". It may import torch.
 
-        Raises:
-            InputError: if an option names something that does not exist.
+        An option that names something that does not exist raises an InputError.
         """
         return self
 
@@ -176,7 +167,7 @@ class Recipe(WithPlugin):
         """Return the options on which a result depends, as JSON."""
         kinds = hints(type(self))
         options = {name: value for name, value in asdict(self).items() if MayChange not in get_args(kinds[name])}
-        return {name: _as_json(value) for name, value in options.items()}
+        return dict(json.loads(json.dumps(options, default=str)))  # paths become text
 
     def format_command(self, **changes: Any) -> str:
         """Return the command line of the recipe with some options changed, without those that have default values."""
@@ -208,17 +199,7 @@ class Recipe(WithPlugin):
         load_plugin(self.plugin)
         recipe = self.resolve()
         options = recipe.recorded_options()
-        with Run(
-            recipe.out,
-            {RECIPE: self.NAME, **options},
-            device=recipe.device,
-            jobs=getattr(recipe, "jobs", None),
-            has_small_models=recipe.has_small_models,
-            quiet=quiet,
-            plugin=self.plugin,
-            keep_versions=recipe.keep_versions,
-            outputs=recipe.outputs,
-        ) as run:
+        with Run(recipe, {RECIPE: self.NAME, **options}, quiet=quiet) as run:
             for name, file in {"code": find_user_file(type(self)), "plugin": self.plugin}.items():
                 if file is not None:
                     run.record_hash(VERSION + name, fingerprint_of_code(file))
@@ -232,9 +213,7 @@ class Recipe(WithPlugin):
 def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
     """Return a report that says which versions of this package computed it, unless only this version did.
 
-    Args:
-        report: the report.
-        by: for each result, the versions that computed it.
+    ``by`` has the versions that computed each result.
     """
     from ..provenance import this_version
     from .sheet import Column, Sheet
@@ -365,13 +344,6 @@ def sort_fields(kind: type[Any]) -> list[Field[Any]]:
     return sorted(
         fields(kind), key=lambda field: declared.index(field.name) if field.name in declared else len(declared)
     )
-
-
-def _as_json(value: Any) -> Any:
-    """Return an option's value as JSON."""
-    if isinstance(value, tuple):
-        return [_as_json(part) for part in value]
-    return str(value) if isinstance(value, Path) else value
 
 
 def _convert(name: str, hint: Any, value: Any) -> Any:

@@ -63,46 +63,26 @@ class Run:
     so.
 
     Args:
-        folder: the folder.
+        recipe: the recipe, which names the folder, the device and the outputs.
         options: the options on which values depend, as JSON. A folder with other options is refused.
-        device: "auto", "cpu" or "cuda".
-        jobs: the number of runs at a time; if None, :func:`default_jobs`.
-        has_small_models: whether models are so small that one keeps neither a second thread nor a GPU busy.
         quiet: whether to show no progress.
-        plugin: the file of position methods that its processes load.
-        keep_versions: whether results of other versions of this package count.
-        outputs: the paths in the folder of other files that are written at its end, and of folders (which end in "/").
 
     Raises:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        options: Mapping[str, Any],
-        *,
-        device: str = "auto",
-        jobs: int | None = None,
-        has_small_models: bool = False,
-        quiet: bool = False,
-        plugin: Path | None = None,
-        keep_versions: bool = False,
-        outputs: Iterable[str] = (),
-    ) -> None:
-        self.plugin = plugin
-        self.keep_versions = keep_versions
-        self.outputs = tuple(outputs)
-        self.folder = folder
-        self.is_new = not folder.exists()
+    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+        self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
+        self.folder = recipe.out
+        self.is_new = not self.folder.exists()
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
-        self.device = find_device(device).type
+        self.device = find_device(recipe.device).type
         self.options = json.loads(json.dumps({**options, "device": self.device}))
-        self.jobs = jobs or default_jobs(self.device, has_small_models=has_small_models)
+        self.jobs = getattr(recipe, "jobs", None) or default_jobs(self.device, has_small_models=recipe.has_small_models)
         self.threads = torch.get_num_threads()  # of each run
         if self.device == "cpu":
-            self.threads = 1 if has_small_models else max(1, self.threads // self.jobs)
+            self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
         self.counts = self.losses = None  # steps and last loss of each running key, shared with processes
         self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
@@ -189,10 +169,6 @@ class Run:
         elif not self.quiet:
             print(printable(str(text)), flush=True)
 
-    def set_total_steps(self, steps: int) -> None:
-        """Set the number of steps of the whole recipe, finished ones included, for the progress bar."""
-        self.total = steps
-
     def advance(self, steps: int = 1, loss: float | None = None) -> None:
         """Advance the progress bar by some steps, and show the last loss."""
         if self.counts is not None and self.losses is not None:
@@ -202,8 +178,7 @@ class Run:
     def record_hash(self, name: str, value: str, field: str = "out") -> None:
         """Record the hash of an input, such as the text, so that a folder never mixes results from two of them.
 
-        Raises:
-            InputError: for ``field``, if the folder has results for another hash.
+        If the folder has results for another hash, raise an InputError for ``field``.
         """
         if self.hashes.setdefault(name, value) != value:
             raise InputError(field, f"{self.folder} has results for a different {name}; choose another folder")

@@ -32,7 +32,6 @@ READERS = tuple(
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
 POOLINGS = ("mean", "cls")
-
 ANY = object()
 """Stands for all values of a setting that is read elsewhere, or that changes no vector and is copied."""
 NOTHING: tuple[Any, ...] = (None, {}, [], "")
@@ -62,13 +61,9 @@ KNOWN: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class SentenceEncoder:
-    """An encoder, with the way from its states to the vector of a text.
+    """An encoder that reads up to ``limit`` tokens, special ones included.
 
-    Args:
-        model: the encoder.
-        tokenizer: its tokenizer.
-        pooling: whether a text's vector is the mean of its tokens' states, or the first token's ("cls").
-        limit: how many tokens it reads, special ones included.
+    ``pooling``: whether a text's vector is the mean of its tokens' states ("mean"), or the first token's ("cls").
     """
 
     model: Encoder
@@ -224,11 +219,7 @@ def _read(folder: Path, name: str, kind: type) -> Any:
 
 
 def find_position_table(model: Any) -> Learned:
-    """Return the position embeddings of a model.
-
-    Raises:
-        InputError: if it has none.
-    """
+    """Return the position embeddings of a model; an InputError if it has none."""
     tables = [module for module in model.modules() if isinstance(module, Learned)]
     if len(tables) != 1:
         raise InputError("model", f"expected a model with position embeddings, got one with {model.config.position!r}")
@@ -270,11 +261,7 @@ def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None
 
 
 def _sentence_files(folder: Path) -> list[Path]:
-    """Return the files of a folder that only sentence-transformers needs; other folders have none.
-
-    Raises:
-        InputError: for ``model``, if one is a device, a pipe or a socket.
-    """
+    """Return the files of a folder that only sentence-transformers needs; other folders have none."""
     if not (folder / LIST).exists():
         return []
     # sentence-transformers numbers its steps: "1_Pooling", "2_Normalize".
@@ -290,13 +277,8 @@ def keep_sentence_settings(source: str | Path, target: Path, *, limit: int | Non
     Without them, that program averages the states of tokens up to the tokenizer's limit. If the source is
     not a sentence-transformers folder, or is a model on the Hugging Face Hub, nothing is copied.
 
-    Args:
-        source: the folder of the original model.
-        target: a folder, which exists.
-        limit: the new model's ``max_seq_length``; if None, the original's.
-
-    Raises:
-        InputError: for ``model``, if a file to copy is a device, a pipe or a socket.
+    ``limit`` is the new model's ``max_seq_length``; if None, the original's. The target's folder exists. A device, a
+    pipe or a socket among the files raises an InputError for ``model``.
     """
     source = Path(source)
     for file in _sentence_files(source):

@@ -17,38 +17,23 @@ MINUS = "\N{MINUS SIGN}"
 
 @dataclass(frozen=True)
 class Column:
-    """A column.
+    """A column."""
 
-    Args:
-        name: its header.
-        detail: a smaller line below the header.
-        left: whether its text begins at the left, as words do and numbers do not.
-        wraps: whether long text may take several lines on a page.
-    """
-
-    name: str
-    detail: str = ""
-    left: bool = False
-    wraps: bool = False
+    name: str  # the header
+    detail: str = ""  # a smaller line below the header
+    left: bool = False  # whether its text begins at the left, as words do and numbers do not
+    wraps: bool = False  # whether long text may take several lines on a page
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell.
-
-    Args:
-        text: its text.
-        detail: a smaller line below.
-        order: the value to sort by. Cells without one stay last in both directions.
-        title: the text that a page shows when a pointer is over the cell.
-        style: its colors on a page, as CSS.
-    """
+    """A cell."""
 
     text: str
-    detail: str = ""
-    order: float | str | None = None
-    title: str = ""
-    style: str = ""
+    detail: str = ""  # a smaller line below
+    order: float | str | None = None  # the value to sort by. Cells without one stay last in both directions
+    title: str = ""  # the text that a page shows when a pointer is over the cell
+    style: str = ""  # the colors on a page, as CSS
 
     @classmethod
     def of_seeds(
@@ -62,26 +47,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Sheet:
-    """A table with its title, and notes below that say how to read it.
-
-    Args:
-        title: its title.
-        columns: the columns.
-        rows: the cells of each row.
-        notes: sentences below the table.
-        name_column: the index of the column with the rows' names.
-        sortable: whether readers of a page can sort it.
-        folded: whether it is on pages only, where a click opens it.
-        looks: the look of some rows, by their index: "best" stands out on a page, "dim" is only for comparison.
-    """
+    """A table with its title, and notes below that say how to read it."""
 
     title: str
     columns: tuple[Column, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    notes: tuple[str, ...] = ()
-    name_column: int = 0
-    sortable: bool = False
-    folded: bool = False
+    notes: tuple[str, ...] = ()  # sentences below the table
+    name_column: int = 0  # the index of the column with the rows' names
+    sortable: bool = False  # whether readers of a page can sort it
+    folded: bool = False  # whether it is on pages only, where a click opens it
+    # The look of some rows, by their index: "best" stands out on a page, "dim" is only for comparison.
     looks: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -139,11 +114,6 @@ def signed(number: float) -> str:
     return f"{number:+g}".replace("-", MINUS) if number else "0"
 
 
-def decimals(number: float | None, digits: int = 3) -> str:
-    """Format a number with a fixed number of decimals; a dash if there is none or it is not finite."""
-    return DASH if number is None or not math.isfinite(number) else f"{number:z.{digits}f}".replace("-", MINUS)
-
-
-def percent(share: float | None, digits: int = 0) -> str:
-    """Format a share in percent; a dash if there is none or it is not finite."""
-    return DASH if share is None or not math.isfinite(share) else f"{share:z.{digits}%}".replace("-", MINUS)
+def decimals(number: float, style: str = ".3f") -> str:
+    """Format a number with a fixed number of decimals, or in percent; a dash if it is not finite."""
+    return f"{number:z{style}}".replace("-", MINUS) if math.isfinite(number) else DASH

@@ -28,10 +28,7 @@ def small_config(
     """Return the configuration of a small encoder, for training too short to need dropout.
 
     Without a preset, it is BERT with pre-layer normalization. ``position`` is the name of a row
-    (:func:`~whereformer.lab.methods.config_fields`).
-
-    Raises:
-        InputError: if the fields do not fit the preset.
+    (:func:`~whereformer.lab.methods.config_fields`). Fields that do not fit the preset raise an InputError.
     """
     return EncoderConfig.preset(
         preset or "bert",

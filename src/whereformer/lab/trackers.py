@@ -16,11 +16,7 @@ from ..errors import InputError, one_line
 
 
 def check_installed(tracker: str) -> None:
-    """Check that a tracker is installed, if it is not "none".
-
-    Raises:
-        InputError: for ``report_to``, if it is not.
-    """
+    """Raise an InputError for ``report_to`` if a tracker, other than "none", is not installed."""
     if tracker != "none" and find_spec(tracker) is None:
         raise InputError("report_to", f"{tracker} is not installed; try `pip install {tracker}`")
 

@@ -39,31 +39,20 @@ PARTS = ("model", "optimizer", "scheduler")
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """How a model is trained.
-
-    Args:
-        steps: the number of steps.
-        rate: the peak of the learning rate.
-        kernel_rate: the peak for position methods' ``kernel_parameters``; if None, ``rate``.
-        optimizer: builds an optimizer for a model, with its schedule; if None, AdamW with ``schedule``.
-        schedule: how the rate falls after the warm-up, a name in ``SCHEDULES``.
-        warmup: steps in which the rate rises to its peak; if None, a tenth of all.
-        accumulate: parts of a batch that are computed one after another, in less memory.
-        bfloat16: whether to compute in it; if None, only on a GPU.
-        log_every: steps between reports of the loss.
-        compiled: whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; only in one
-            process, and without ``accumulate``.
-    """
+    """How a model is trained."""
 
     steps: int
-    rate: float
-    kernel_rate: float | None = None
+    rate: float  # the peak of the learning rate
+    kernel_rate: float | None = None  # the peak for position methods' `kernel_parameters`; if None, `rate`
+    # Builds an optimizer for a model, with its schedule; if None, AdamW with `schedule`.
     optimizer: Callable[[nn.Module], tuple[Optimizer, LambdaLR]] | None = None
-    schedule: str = "linear"
-    warmup: int | None = None
-    accumulate: int = 1
-    bfloat16: bool | None = None
-    log_every: int = 20
+    schedule: str = "linear"  # how the rate falls after the warm-up, a name in `SCHEDULES`
+    warmup: int | None = None  # steps until the rate reaches its peak; if None, a tenth of all
+    accumulate: int = 1  # parts of a batch that are computed one after another, in less memory
+    bfloat16: bool | None = None  # whether to compute in it; if None, only on a GPU
+    log_every: int = 20  # steps between reports of the loss
+    # Whether to compile the model, for each shape of batches, with CUDA graphs on a GPU; only in one process, and
+    # without `accumulate`.
     compiled: bool = False
 
     def build(self, model: nn.Module) -> tuple[Optimizer, LambdaLR]:
@@ -77,14 +66,8 @@ class Training:
 
 @dataclass
 class Progress:
-    """The steps of a training so far.
-
-    Args:
-        step: the number of steps.
-        losses: the loss of each step.
-        scores: the held-out scores, each with its step.
-        versions: the versions of this package that took the steps.
-    """
+    """The steps of a training so far: their number, the loss of each, held-out scores, each with its step, and the
+    versions of this package that took the steps."""
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
@@ -94,24 +77,17 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Where and how often a training is saved.
+    """Where and how often a training is saved."""
 
-    Args:
-        folder: the folder, which only this training uses.
-        interval: steps between checkpoints. After Ctrl-C or SIGTERM there is one more.
-        training_id: JSON that identifies the training; checkpoints of other trainings are skipped.
-        log: called with messages: which training continues, and which checkpoints are skipped, and why.
-        max_checkpoints: how many checkpoints to keep.
-        save_extra: writes more into each folder, such as the model in the format of other programs.
-        keeps: returns whether to keep a checkpoint of a version of this package, as :meth:`.run.Run.keeps` does.
-    """
-
-    folder: Path
-    interval: int
-    training_id: Any = None
+    folder: Path  # only this training uses it
+    interval: int  # steps between checkpoints. After Ctrl-C or SIGTERM there is one more
+    training_id: Any = None  # JSON that identifies the training; checkpoints of other trainings are skipped
+    # Called with messages: which training continues, and which checkpoints are skipped, and why.
     log: Callable[[str], None] = print
-    max_checkpoints: int = 1
+    max_checkpoints: int = 1  # how many checkpoints to keep
+    # Writes more into each folder, such as the model in the format of other programs.
     save_extra: Callable[[Path], object] = lambda folder: None
+    # Returns whether to keep a checkpoint of a version of this package, as `Run.keeps` does.
     keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 
@@ -161,7 +137,7 @@ def train(
         InputError: if it is not finite because its batch has no label.
         KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
     """
-    state = _State.of(model, training, device)
+    state = _State(model, training, device)
     if ranks.rank():  # or dropout would be the same in the rows of all processes
         torch.manual_seed(hash((torch.initial_seed(), ranks.rank())))
     progress = Progress() if checkpoints is None else state.load(checkpoints)
@@ -202,29 +178,19 @@ def train(
     return progress
 
 
-@dataclass(frozen=True)
 class _State:
     """The state that a step changes: a model, its optimizer and schedule, and torch's random numbers."""
 
-    model: nn.Module
-    wrapped: nn.Module
-    parameters: list[nn.Parameter]
-    optimizer: Optimizer
-    scheduler: LambdaLR
-    device: torch.device
-
-    @classmethod
-    def of(cls, model: nn.Module, training: Training, name: str) -> _State:
-        device = torch.device(name, torch.cuda.current_device()) if name == "cuda" else torch.device(name)
-        model.to(device)
-        optimizer, scheduler = training.build(model)
-        wrapped = model
+    def __init__(self, model: nn.Module, training: Training, device: str) -> None:
+        self.device = torch.device(device, torch.cuda.current_device()) if device == "cuda" else torch.device(device)
+        self.model = self.wrapped = model.to(self.device)
+        self.parameters = list(model.parameters())
+        self.optimizer, self.scheduler = training.build(model)
         if training.compiled:
-            graphs = "reduce-overhead" if device.type == "cuda" else None
-            wrapped = cast(nn.Module, torch.compile(model, mode=graphs, dynamic=False))
+            graphs = "reduce-overhead" if device == "cuda" else None
+            self.wrapped = cast(nn.Module, torch.compile(model, mode=graphs, dynamic=False))
         if ranks.size() > 1:  # parameters that no row of a process used must stay equal in all processes, too
-            wrapped = DistributedDataParallel(model, find_unused_parameters=True)
-        return cls(model, wrapped, list(model.parameters()), optimizer, scheduler, device)
+            self.wrapped = DistributedDataParallel(model, find_unused_parameters=True)
 
     def step(self, parts: Sequence[tuple[float | None, Batch]], training: Training) -> Tensor:
         """Take one step on the parts of a batch. Return this process's loss, on the device."""
@@ -250,7 +216,10 @@ class _State:
 
     def save(self, checkpoints: Checkpoints, progress: Progress) -> None:
         """Save a training as a folder, which gets its name when all of it is on the disk."""
-        random_states = ranks.gather(_get_random_state(self.device))
+        random_state = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            random_state["cuda"] = torch.cuda.get_rng_state(self.device)
+        random_states = ranks.gather(random_state)
         if ranks.is_main():
             with new_folder(checkpoints.folder / f"checkpoint-{progress.step}") as partial:
                 parts = {name: getattr(self, name).state_dict() for name in PARTS}
@@ -294,11 +263,6 @@ class _State:
                 raise ValueError("the optimizer's means have the wrong sizes")
 
 
-def _get_random_state(device: torch.device) -> dict[str, Tensor]:
-    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
-    return {"cpu": torch.get_rng_state(), **cuda}
-
-
 def _folders(folder: Path, last: float = math.inf) -> list[Path]:
     """Return the folders of checkpoints, in the order of their steps, up to a last step."""
     folders = {int(path.name[11:]): path for path in folder.glob("checkpoint-*") if path.name[11:].isdecimal()}
@@ -310,17 +274,14 @@ def _find_latest(checkpoints: Checkpoints) -> tuple[Path, Progress] | None:
     for folder in reversed(_folders(checkpoints.folder)):
         if (problem := manifest.find_problem(folder, {"what": checkpoints.training_id})) is None:
             content: Any = manifest.read(folder).get("done")
-            if (
-                manifest.matches_type(Progress, content)
-                and (progress := Progress(**content)).step == len(progress.losses) > 0
-            ):
-                progress.versions = progress.versions or [manifest.version(folder)]
-                refused = [version for version in progress.versions if not checkpoints.keeps(version)]
-                if not refused:
-                    return folder, progress
+            progress = Progress(**content) if manifest.matches_type(Progress, content) else Progress()
+            refused = [version for version in progress.versions if not checkpoints.keeps(version)]
+            if not (progress.versions and progress.step == len(progress.losses) > 0):
+                problem = "its manifest does not describe a checkpoint"
+            elif refused:
                 problem = f"it is of whereformer {join_words(refused)} (--keep-versions continues it)"
             else:
-                problem = "its manifest does not describe a checkpoint"
+                return folder, progress
         checkpoints.log(f"skipping {folder}: {problem}")
     return None
 

@@ -29,12 +29,7 @@ else:
 
 @dataclass(frozen=True)
 class PreparedTraining:
-    """The data and settings of a training, which recipes extend.
-
-    Args:
-        hashes: hashes of the inputs.
-        steps: the number of training steps.
-    """
+    """The data and settings of a training, which recipes extend: hashes of its inputs, and its number of steps."""
 
     hashes: dict[str, Any]
     steps: int
@@ -42,19 +37,12 @@ class PreparedTraining:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """A finished training.
+    """A finished training."""
 
-    Args:
-        losses: steps with the training loss, a moving average.
-        scores: the held-out scores by name, each with its step.
-        saved: the held-out scores of the saved model.
-        about: sizes of the model and of the data.
-    """
-
-    losses: list[tuple[int, float]]
-    scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]
-    saved: dict[str, float]
-    about: dict[str, Any]
+    losses: list[tuple[int, float]]  # steps with the training loss, a moving average
+    scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
+    saved: dict[str, float]  # the held-out scores of the saved model
+    about: dict[str, Any]  # sizes of the model and of the data
 
     @property
     def is_complete(self) -> bool:
@@ -156,15 +144,8 @@ class TrainingRecipe(Trains):
     ) -> training.Progress:
         """Train a model from the newest valid checkpoint, or from the start, and log its losses and scores.
 
-        Args:
-            run: the run.
-            model: the model.
-            batches: returns the batch of a step.
-            plan: how it is trained.
-            score: returns the held-out scores after a step.
-            interval: steps between checkpoints, each with a score.
-            facts: JSON that identifies the training: its options, and hashes of its inputs.
-            save_extra: writes more into the folder of each checkpoint.
+        There are ``interval`` steps between checkpoints, each with a score. ``facts`` is JSON that identifies the
+        training. Other arguments are as in :func:`.train.train` and :class:`.train.Checkpoints`.
         """
         with trackers.open_tracker(self.tracker, self.out, run.log) as log_metrics:
 

@@ -55,9 +55,8 @@ def parse_windows(windows: str | None, blocks: Sequence[Block], decoder: Sequenc
         return (None,) * len(strides)
     # More digits than Python reads would be an error of another kind.
     if not isinstance(windows, str) or not re.fullmatch(r" *[0-9]{1,20} *(, *[0-9]{1,20} *)*", windows, re.ASCII):
-        raise InputError(
-            "windows", f"expected numbers as '128' or '128,128,0' (0: no window), got {short_repr(windows)}"
-        )
+        expected = "numbers as '128' or '128,128,0' (0: no window)"
+        raise InputError("windows", f"expected {expected}, got {short_repr(windows)}")
     numbers = [int(number) for number in windows.split(",")]
     if max(numbers) > MAX_IDS:
         raise InputError("windows", f"expected at most {MAX_IDS}, got {max(numbers)}")

@@ -23,14 +23,14 @@ def check_tensor(name: str, value: object) -> None:
     """Raise an InputError that names the argument, and says how to make a tensor of the value, unless it is one."""
     if isinstance(value, Tensor):
         return
-    got, hint = short_repr(value), ""
+    text, hint = short_repr(value), ""
     if isinstance(value, Mapping):
-        got, hint = type(value).__name__, "; write model(**batch)"
+        text, hint = type(value).__name__, "; write model(**batch)"
     elif isinstance(value, str) or (isinstance(value, list | tuple) and value and isinstance(value[0], str)):
         hint = "; tokenizer(text, return_tensors='pt') makes tensors of text"
     elif hasattr(value, "__len__"):
         hint = f"; torch.tensor({name}) makes one"
-    raise InputError(name, f"expected a tensor, got {got}{hint}")
+    raise InputError(name, f"expected a tensor, got {text}{hint}")
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
@@ -61,7 +61,7 @@ def check_integers(name: str, numbers: Tensor) -> Tensor:
 def name_index_error(name: str, ids: Tensor, size: int, look_up: Callable[[], Tensor]) -> Tensor:
     """Return ``look_up()``. If it fails on the CPU because an id is not one of 0 .. size - 1, raise an InputError.
 
-    So no check delays a call with valid ids. Labels of -100 count as valid beside others that are not.
+    So no check delays a call with valid ids. Labels of -100 count as valid next to others that are not.
     """
     if not can_read(ids):
         return look_up()
@@ -213,16 +213,6 @@ class StrictConfig(PreTrainedConfig):
             check_choice(name, getattr(self, name), choices)
         for name in self.activations:
             check_choice(name, getattr(self, name), ACT2FN)
-        self._check_position()
-        if self.head_dim is None:
-            if self.hidden_size % self.num_attention_heads:
-                reason = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
-                raise InputError("num_attention_heads", reason)
-            self.head_dim = self.hidden_size // self.num_attention_heads
-        super().__post_init__(**kwargs)
-
-    def _check_position(self) -> None:
-        """Check that position methods exist, each with its options."""
         if not isinstance(self.position_options, dict | None):
             raise InputError("position_options", f"expected a dictionary, got {short_repr(self.position_options)}")
         self.position_options = self.position_options or {}
@@ -231,6 +221,12 @@ class StrictConfig(PreTrainedConfig):
             check_name(self.position, self.position_options)
         except (InputError, TypeError) as error:
             raise InputError("position_options", str(error)) from None
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                reason = f"{self.num_attention_heads} heads do not divide hidden_size {self.hidden_size}"
+                raise InputError("num_attention_heads", reason)
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        super().__post_init__(**kwargs)
 
 
 def _check_number(name: str, value: object, low: float, high: float) -> None:

@@ -91,7 +91,8 @@ class EncoderConfig(StrictConfig):
         pool_query_only: the layer that halves the sequence still attends to the whole one; else only to the pooled one.
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
             (transformer_xl: it has none).
-        truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256.
+        truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256. Such
+            a token may have a label all the same: it skips the pooled blocks but not the decoder.
         mask_pooling: a pooled token is padding unless "any" of its tokens is not padding (Funnel-Transformer), or
             unless "all" are not (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
@@ -226,8 +227,8 @@ class EncoderConfig(StrictConfig):
         """Return a configuration with the options of a published model; ``changes`` replace fields.
 
         A preset has the options of an architecture: layers, norms, biases, activation, positions, heads and dropout.
-        Sizes stay the defaults; the published sizes are below. ``changes`` override the preset. If they change
-        ``position``, the options of the preset's method are dropped.
+        Sizes stay the defaults; the published sizes are below. If ``changes`` have a ``position``, the options of the
+        preset's method are dropped, unless the new method has the preset's method as a part.
 
         - "bert": 12 layers, width 768, 12 heads, intermediate_size 3072.
         - "albert": one layer used 12 times (blocks="1x12"), embedding_size 128, otherwise as BERT.
@@ -297,14 +298,7 @@ class EncoderConfig(StrictConfig):
 
 
 def preset_fields(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a preset with changes.
-
-    If they change ``position``, the preset's ``position_options`` are dropped, unless the new method has the preset's
-    method as a part.
-
-    Raises:
-        ValueError: for another name.
-    """
+    """Return the fields of :meth:`EncoderConfig.preset`, with the same errors for names."""
     if not isinstance(name, str) or name not in PRESETS:
         raise InputError("preset", f"expected one of {', '.join(PRESETS)}, got {short_repr(name)}")
     preset = {field: value for field, value in PRESETS[name].items() if field not in changes}

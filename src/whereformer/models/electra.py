@@ -206,14 +206,10 @@ class Electra(EncoderPreTrainedModel):
 
 @torch.no_grad()
 def sample(logits: Tensor, uniforms: Tensor | None = None) -> Tensor:
-    """Sample from the distributions of logits (targets, vocab_size): the token whose interval has a uniform number.
+    """Sample token ids (targets,) from the distributions of logits (targets, vocab_size).
 
-    Args:
-        logits: (targets, vocab_size).
-        uniforms: (targets,) numbers from 0 to 1, 1 excluded; drawn if None.
-
-    Returns:
-        (targets,) token ids.
+    A sample is the token whose interval has the uniform number; ``uniforms`` (targets,), from 0 to 1, 1 excluded, are
+    drawn if None.
     """
     if uniforms is None:
         uniforms = torch.rand(len(logits), device=logits.device)

@@ -17,6 +17,7 @@ from ..kernels.varlen import packed_document_ids
 from ..positions import PositionMethod, Site
 from ..positions.visible_keys import positions_from_mask, positions_in_documents, steps_between_tokens
 from .blocks import parse_blocks
+from .checkpoints.loading import LoadingReport
 from .checks import (
     OneDeviceModel,
     check_integers,
@@ -29,7 +30,6 @@ from .checks import (
 from .config import EncoderConfig
 from .inputs import EncoderInputs, accepts, is_requested
 from .layers import Attention, Layer, SegmentScores, build_position_for, can_share, check_types, count_types, layer_norm
-from .loading_report import LoadingReport
 from .pooling import FunnelState, PackedDocuments
 
 if TYPE_CHECKING:
@@ -264,11 +264,8 @@ class Encoder(EncoderPreTrainedModel):
         """Check the inputs; return the site of full length, and the documents that are pooled separately."""
         shape = batch, length = tuple(words.shape[:2])
         positions, types = inputs.get("position_ids"), inputs.get("token_type_ids")
-        for name, ids in (
-            ("attention_mask", attention_mask),
-            ("token_type_ids", types),
-            ("document_ids", inputs.get("document_ids")),
-        ):
+        rows = {"attention_mask": attention_mask, "token_type_ids": types, "document_ids": inputs.get("document_ids")}
+        for name, ids in rows.items():
             if ids is not None:
                 check_shape(name, ids, shape)
         if positions is not None:

@@ -108,11 +108,9 @@ class MaskedLMHead(Transform):
     def __init__(self, config: EncoderConfig) -> None:
         bert = config.lm_head == "bert"
         if not bert and config.hidden_size != config.embedding_size:
-            raise InputError(
-                "lm_head",
-                f"'tied' needs hidden states as wide as the embeddings, got hidden_size {config.hidden_size} "
-                f"and embedding_size {config.embedding_size}; use lm_head='bert'",
-            )
+            sizes = f"hidden_size {config.hidden_size} and embedding_size {config.embedding_size}"
+            reason = f"'tied' needs hidden states as wide as the embeddings, got {sizes}; use lm_head='bert'"
+            raise InputError("lm_head", reason)
         super().__init__(config, config.hidden_act if bert else None, config.embedding_size, norm=bert)
         self.decoder = nn.Linear(config.embedding_size, config.vocab_size)
 
@@ -216,16 +214,18 @@ def classifier_dropout(config: EncoderConfig) -> float:
     return config.hidden_dropout_prob if config.classifier_dropout is None else config.classifier_dropout
 
 
-class SequenceHead(Transform):
-    """``config.classifier_act`` of a sequence's state, a norm (``config.classifier_norm``), dropout, a last layer."""
+class ClassifierHead(Transform):
+    """A dense layer, an activation, optionally a norm, dropout, and a last layer with ``num_outputs``."""
 
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config, config.classifier_act, config.hidden_size, norm=config.classifier_norm)
-        self.dropout = nn.Dropout(classifier_dropout(config))
-        self.out = nn.Linear(config.hidden_size, config.num_labels)
+    def __init__(
+        self, config: EncoderConfig, activation: str, num_outputs: int, *, norm: bool = False, dropout: float = 0.0
+    ) -> None:
+        super().__init__(config, activation, config.hidden_size, norm=norm)
+        self.dropout = nn.Dropout(dropout)
+        self.out = nn.Linear(config.hidden_size, num_outputs)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Compute logits (sequences, num_labels) from hidden (sequences, hidden_size)."""
+        """Compute logits (..., num_outputs) from hidden (..., hidden_size)."""
         return self.out(self.dropout(super().forward(hidden)))
 
 
@@ -298,7 +298,8 @@ class EncoderForSequenceClassification(EncoderWithHead):
         if config.causal and config.classifier_pooling == "cls":
             reason = "expected 'mean' with causal=True, where the first token sees no other token, got 'cls'"
             raise InputError("classifier_pooling", reason)
-        self.classifier = SequenceHead(config)
+        dropout, norm = classifier_dropout(config), config.classifier_norm
+        self.classifier = ClassifierHead(config, config.classifier_act, config.num_labels, norm=norm, dropout=dropout)
         self.post_init()
 
     def predict(
@@ -327,8 +328,7 @@ class EncoderForTokenClassification(EncoderWithHead):
     after a dense layer, activation and norm.
 
     ``labels`` are classes (batch, n), with -100 for tokens to leave out. The loss is the mean cross-entropy in nats
-    over the others, NaN if there are none. ``logits`` are (batch, n, num_labels). Every token may have a label, even
-    those that a funnel's truncation drops: they skip its pooled blocks but not its decoder.
+    over the others, NaN if there are none. ``logits`` are (batch, n, num_labels).
     """
 
     def __init__(self, config: EncoderConfig) -> None:
@@ -343,18 +343,6 @@ class EncoderForTokenClassification(EncoderWithHead):
         return self.token_classifier(self.dropout(self.transform(hidden))), labels
 
 
-class DiscriminatorHead(Transform):
-    """One number for every token: a dense layer, activation, and a linear layer."""
-
-    def __init__(self, config: EncoderConfig) -> None:
-        super().__init__(config, config.hidden_act, config.hidden_size)
-        self.out = nn.Linear(config.hidden_size, 1)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Compute logits (batch, n) from hidden (batch, n, hidden_size)."""
-        return self.out(super().forward(hidden)).squeeze(-1)
-
-
 class EncoderForPreTraining(EncoderWithHead):
     """ELECTRA's discriminator: an :class:`Encoder` that predicts for every token whether it is the original.
 
@@ -364,19 +352,18 @@ class EncoderForPreTraining(EncoderWithHead):
     FunnelForPreTraining have it the other way round (see :func:`whereformer.load_pretrained`).
 
     The loss is the mean binary cross-entropy in nats over the tokens that ``attention_mask`` marks; without one, over
-    all. Every token may have a label, even those that a funnel's truncation drops: they skip its pooled blocks but
-    not its decoder.
+    all.
 
     Source: Clark et al. (2020), arXiv 2003.10555; laiguokun/Funnel-Transformer ``pretrain.py``, ``modeling.py``.
     """
 
     def __init__(self, config: EncoderConfig) -> None:
         super().__init__(config)
-        self.discriminator_head = DiscriminatorHead(config)
+        self.discriminator_head = ClassifierHead(config, config.hidden_act, 1)
         self.post_init()
 
     def predict(self, hidden: Tensor, labels: Tensor | None, *_: object) -> tuple[Tensor, Tensor | None]:
-        return self.discriminator_head(hidden), labels
+        return self.discriminator_head(hidden).squeeze(-1), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         check_shape("labels", labels, logits.shape)

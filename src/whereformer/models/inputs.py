@@ -17,13 +17,6 @@ CACHE = "cache" if "cache" in {field.name for field in fields(Seq2SeqLMOutput)} 
 """transformers' name of the keys and values of earlier calls, in inputs and outputs: 5.24 renamed them."""
 
 
-class OutputOptions(TypedDict, total=False):
-    """Which outputs a model returns besides its result; None: the configuration decides."""
-
-    output_hidden_states: bool | None
-    output_attentions: bool | None
-
-
 class TokenInputs(TypedDict, total=False):
     """Information about tokens besides their ids and mask; :meth:`Encoder.forward` describes it."""
 
@@ -37,10 +30,15 @@ class TokenInputs(TypedDict, total=False):
     max_length_k: int | None
 
 
-class SourceInputs(OutputOptions, total=False):
-    """The inputs of every encoder besides ids and mask: outputs, and embedded tokens instead of ids."""
+class SourceInputs(TypedDict, total=False):
+    """The inputs of every encoder besides ids and mask: embedded tokens instead of ids, and which outputs to return.
+
+    If the option of an output is None, the configuration decides.
+    """
 
     inputs_embeds: Tensor | None
+    output_hidden_states: bool | None
+    output_attentions: bool | None
 
 
 class EncoderInputs(TokenInputs, SourceInputs, total=False):
@@ -61,7 +59,7 @@ class Seq2SeqInputs(SourceInputs, total=False):
 
 
 def is_requested(
-    output: Literal["output_hidden_states", "output_attentions"], inputs: OutputOptions, config: PreTrainedConfig
+    output: Literal["output_hidden_states", "output_attentions"], inputs: SourceInputs, config: PreTrainedConfig
 ) -> bool:
     """Whether an output is requested by a call or, if the call does not say, by the model's configuration."""
     option = inputs.get(output)

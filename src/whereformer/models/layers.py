@@ -160,9 +160,7 @@ class SegmentScores(nn.Module):
     def forward(self, query: Tensor, site: Site) -> FactorPair:
         """Return the scores as factors of rank ``kinds`` + 1: a key holds its type, a query the score of each type.
 
-        Args:
-            query: (batch, heads, n_q, head_dim).
-            site: the site of the call, with segments.
+        The query is (batch, heads, n_q, head_dim), and the site has segments.
         """
         assert site.query_segments is not None
         assert site.key_segments is not None

@@ -263,12 +263,7 @@ class Seq2SeqForConditionalGeneration(OneDeviceModel, GenerationMixin):
             check_shape("decoder_attention_mask", decoder_attention_mask, (len(words), past + words.shape[1]))
         with_weights = is_requested("output_attentions", inputs, self.config)
         states, attentions = self.decoder(
-            words,
-            to_token_mask(decoder_attention_mask),
-            source,
-            to_token_mask(attention_mask),
-            cache,
-            with_weights,
+            words, to_token_mask(decoder_attention_mask), source, to_token_mask(attention_mask), cache, with_weights
         )
         logits = self.head(states[-1])
         return Seq2SeqLMOutput(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from transformers import DataCollatorWithFlattening, PreTrainedModel
+from transformers import DataCollatorWithFlattening
 
 from ..errors import InputError
 from ..kernels.varlen import PACKED
@@ -15,20 +15,6 @@ from .attachment.trial_run import copy_without_hooks
 Model = TypeVar("Model", bound=nn.Module)
 
 _ALL: dict[str, bool] = {"return_seq_idx": True, "return_flash_attn_kwargs": True, "return_position_ids": True}
-
-
-class Transformer(Protocol):
-    """The Transformer of sentence-transformers, with the attributes that this module uses."""
-
-    model: PreTrainedModel
-    transformer_task: str
-    can_flatten_inputs: bool
-    data_collator: DataCollatorWithFlattening
-    model_forward_params: set[str] | None
-    _unpad_inputs: bool
-    _flatten_position_offset: int
-
-    def _infer_flatten_position_offset(self) -> int: ...
 
 
 def unpad(model: Model) -> Model:
@@ -50,9 +36,7 @@ def unpad(model: Model) -> Model:
             unchanged.
     """
     modules = model.modules() if isinstance(model, nn.Module) else ()
-    transformers = [
-        cast(Transformer, module) for module in modules if hasattr(module, "_infer_flatten_position_offset")
-    ]
+    transformers: list[Any] = [module for module in modules if hasattr(module, "_infer_flatten_position_offset")]
     if not transformers:
         expected = "expected a model of sentence-transformers, 6.2 or later, with a Transformer"
         raise InputError("model", f"{expected}, got {type(model).__name__}")
@@ -68,7 +52,7 @@ def unpad(model: Model) -> Model:
 
 
 @torch.no_grad()
-def _check(module: Transformer) -> None:
+def _check(module: Any) -> None:
     """Raise an InputError unless a Transformer of sentence-transformers computes the same states for packed texts."""
     model = module.model
     kind, task = type(model).__name__, module.transformer_task

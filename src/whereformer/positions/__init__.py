@@ -152,19 +152,9 @@ def build_position(
             all layers, so it must appear in every layer of the pattern: ``learned+tisa/learned``.
         hidden_size: width of the hidden states.
         num_heads: number of attention heads.
-        options: further sizes, and the options that the method's class documents. An option goes to every component
-            that has it. An option with the name of a component is a dictionary, and goes only to this component:
-            ``tisa={"num_kernels": 3}``. The sizes are the fields of :class:`ModelShape`:
-
-            - ``num_layers``: number of attention layers; a shared layer counts once per pass. 1 by default.
-            - ``max_length``: the number of positions for methods that have a fixed number; 512 by default.
-            - ``causal``: whether keys to the right are always masked, also by ``attend``; False by default.
-            - ``head_dim``: width of one head; hidden_size / num_heads by default.
-            - ``embedding_size``: width at the input; hidden_size by default.
-            - ``initializer_range``: standard deviation of the model's initial weights, which learned and tupe follow;
-              0.02 by default.
-            - ``layer_of_pass``: for each of ``num_layers``, the index of its layer; by default all are distinct.
-            - ``separate_cls``: whether the first token is [CLS], which is not pooled; False by default.
+        options: the other fields of :class:`ModelShape`, such as ``num_layers``, ``max_length`` and ``causal``, and the
+            options that the method's class documents. An option goes to every component that has it. An option with the
+            name of a component is a dictionary, and goes only to this component: ``tisa={"num_kernels": 3}``.
 
     Raises:
         InputError: for an unknown name, a size that does not fit, or methods that do not go together.
@@ -211,18 +201,15 @@ def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
     for parts in pattern:
         if len({method_class(part) for part in parts}) < len(parts):
             raise InputError("position", f"{name!r} names a method twice")
-    for part in filter(_has_embed, component_names(name)):
-        if not all(part in parts for parts in pattern):
+    for part in component_names(name):
+        acts_on_embeddings = method_class(part).embed is not PositionMethod.embed
+        if acts_on_embeddings and not all(part in parts for parts in pattern):
             reason = "acts on the embeddings, so it must appear in every layer of"
             raise InputError("position", f"{part} {reason} {name!r}")
     if options:
         classes = {part: method_class(part) for part in component_names(name)}
         for part, method_options in _sort_options(name, classes, options).items():
             _check_options(classes[part], method_options)
-
-
-def _has_embed(name: str) -> bool:
-    return method_class(name).embed is not PositionMethod.embed
 
 
 def method_class(name: str) -> type[PositionMethod]:

@@ -85,15 +85,16 @@ class ModelShape:
     Args:
         hidden_size: width of the hidden states.
         num_heads: number of attention heads.
-        num_layers: number of attention layers; a shared layer counts once per pass.
-        max_length: the number of positions in tables of a fixed size.
-        causal: whether keys to the right are always masked.
+        num_layers: number of attention layers; a shared layer counts once per pass. 1 by default.
+        max_length: the number of positions in tables of a fixed size; 512 by default.
+        causal: whether keys to the right are always masked, also by ``attend``; False by default.
         head_dim: width of one head; None: hidden_size / num_heads.
         embedding_size: width at the input, where ``embed`` acts (ALBERT: below hidden_size); None: hidden_size.
-        initializer_range: standard deviation of the model's own initial weights, for methods that follow it.
+        initializer_range: standard deviation of the model's own initial weights, for methods that follow it; 0.02 by
+            default.
         layer_of_pass: for each of the ``num_layers``, the index of its distinct layer, for methods whose parameters
             are shared where the layers are. If None, all layers are distinct.
-        separate_cls: whether the first token is [CLS], which is not pooled.
+        separate_cls: whether the first token is [CLS], which is not pooled; False by default.
 
     The constructor replaces each None by its value, and ``dataclasses.replace`` keeps that value.
 
@@ -340,9 +341,8 @@ class PositionMethod(nn.Module):
             return query, key, value
         heads, width = self.model.num_heads, self.model.head_dim
         if query is not None and query.dim() == 4 and query.shape[1::2] != (heads, width):
-            raise InputError(
-                "query", f"the method was built for {heads} heads of width {width}, got {tuple(query.shape)}"
-            )
+            shape = tuple(query.shape)
+            raise InputError("query", f"the method was built for {heads} heads of width {width}, got {shape}")
         if value.dim() != 4 or value.shape[1] == heads or heads % max(value.shape[1], 1):
             return query, key, value
         needs_all_heads = [
@@ -359,14 +359,12 @@ class PositionMethod(nn.Module):
         self._embed_called = True
         if "embeddings" in self.acts_on:
             names = [type(method).__name__ for method in self.components() if "embeddings" in method.acts_on]
-            warnings.warn(
-                f"{' and '.join(names)} acts on the embeddings, but embed was never called; before the first layer, "
-                "use hidden = position.embed(hidden, positions)",
-                stacklevel=3,
-            )
+            message = f"{' and '.join(names)} acts on the embeddings, but embed was never called"
+            advice = "before the first layer, use hidden = position.embed(hidden, positions)"
+            warnings.warn(f"{message}; {advice}", stacklevel=3)
 
     def overrides_transform_qkv(self) -> bool:
-        """Return whether the method may change query, key or value."""
+        """Return whether the method changes query, key or value other than by its ``query_factor``."""
         return type(self).transform_qkv is not PositionMethod.transform_qkv
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
@@ -381,11 +379,8 @@ class PositionMethod(nn.Module):
     def check_layer(self, layer: int, name: str = "layer") -> None:
         """Raise an InputError that names the argument for a layer that the method was not built for."""
         if not 0 <= layer < self.model.num_layers:
-            raise InputError(
-                name,
-                f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0; "
-                "pass num_layers to build_position",
-            )
+            reason = f"the method was built for {self.model.num_layers} layers, got layer {layer}, counted from 0"
+            raise InputError(name, f"{reason}; pass num_layers to build_position")
 
     def check_axes(self, name: str, positions: PositionsLike, sizes: tuple[int, int] | None = None) -> None:
         """Raise an InputError that names the argument for positions (batch, n, axes) that the method does not accept.
@@ -408,10 +403,9 @@ class PositionMethod(nn.Module):
 
     def check_hidden(self, hidden: Tensor) -> None:
         """Raise an InputError if a layer's input has the wrong width, for methods that read it."""
-        if hidden.dim() != 3 or hidden.shape[2] != self.model.hidden_size:
-            raise InputError(
-                "hidden", f"expected (batch, n_q, hidden_size {self.model.hidden_size}), got {tuple(hidden.shape)}"
-            )
+        width = self.model.hidden_size
+        if hidden.dim() != 3 or hidden.shape[2] != width:
+            raise InputError("hidden", f"expected (batch, n_q, hidden_size {width}), got {tuple(hidden.shape)}")
 
     def reset_parameters(self) -> None:
         """Draw the initial values, only through ``torch.nn.init``: loaders switch it off to keep loaded weights."""
@@ -464,7 +458,12 @@ class PositionMethod(nn.Module):
         Float[Tensor, "batch key_heads n_k head_dim"],
         Float[Tensor, "batch key_heads n_k head_dim"],
     ]:
-        """Change projected query, key and value, each of shape (batch, heads, n, head_dim), in every layer."""
+        """Change projected query, key and value, each of shape (batch, heads, n, head_dim), in every layer.
+
+        By default, a method that ``scales_query`` multiplies the query by its factor, and others change nothing.
+        """
+        if self.scales_query:
+            query = (query * self.query_factor(query, site)).to(query.dtype)
         return query, key, value
 
     def terms(self, hidden: Float[Tensor, "batch n_q hidden_size"], site: Site) -> tuple[Term, ...]:
@@ -657,19 +656,6 @@ def as_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
     return torch.as_tensor(offsets, device=like.device)
 
 
-def integer_offsets(offsets: Tensor | Sequence[float], like: Tensor) -> Tensor:
-    """Return offsets as int64 on the device of ``like``, for methods that are defined only at integer offsets.
-
-    Raises:
-        TypeError: for a fractional offset.
-    """
-    values = as_offsets(offsets, like)
-    integers = values.long()
-    if values.is_floating_point() and not bool((integers == values).all()):
-        raise TypeError("offsets: this method is defined only at integer offsets, got fractional ones")
-    return integers
-
-
 def float_dtype(parameter: Tensor) -> torch.dtype:
     """Return the dtype to evaluate a function of offsets in: the dtype of the parameter, but at least float32.
 
@@ -679,11 +665,7 @@ def float_dtype(parameter: Tensor) -> torch.dtype:
 
 
 def table_rows(
-    positions: PositionsLike,
-    num_rows: int,
-    name: str,
-    device: torch.device,
-    min_position: int = 0,
+    positions: PositionsLike, num_rows: int, name: str, device: torch.device, min_position: int = 0
 ) -> Tensor:
     """Return the row indices of positions in a table of ``num_rows`` positions, (n,) or (batch, n).
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,13 +14,6 @@ from ..errors import InputError
 from ..kernels.terms import PositionsLike, Term
 from .base import ModelShape, PositionMethod
 from .site import Site
-
-
-class _LayerPart(NamedTuple):
-    """A method that acts in a layer: its index in ``parts``, and the index of the layer among the method's layers."""
-
-    part: int
-    layer: int
 
 
 class CompositeMethod(PositionMethod):
@@ -53,10 +46,10 @@ class CompositeMethod(PositionMethod):
         )
         index = {name: number for number, name in enumerate(builders)}
         self.layer_parts = [
-            [_LayerPart(index[name], self.layers[index[name]].index(layer)) for name in names]
+            [(index[name], self.layers[index[name]].index(layer)) for name in names]
             for layer, names in enumerate(names_per_layer)
         ]
-        """The methods of each layer."""
+        """For each layer, its methods: the index in ``parts``, and the index of the layer among the method's layers."""
         uses = {all(part.uses_query_key for part in self.components(layer)) for layer in range(model.num_layers)}
         if len(uses) > 1:
             reason = "a Synthesizer with content='none' replaces query . key in all layers or in none"
@@ -84,7 +77,7 @@ class CompositeMethod(PositionMethod):
 
     def components(self, layer: int | None = None) -> tuple[PositionMethod, ...]:
         parts: tuple[Any, ...] = tuple(self.parts)
-        return parts if layer is None else tuple(parts[layer_part.part] for layer_part in self.layer_parts[layer])
+        return parts if layer is None else tuple(parts[part] for part, _ in self.layer_parts[layer])
 
     def depends_on_offsets_only(self) -> bool:
         # Models ask in every layer of every forward.
@@ -103,11 +96,8 @@ class CompositeMethod(PositionMethod):
         return True
 
     def vectors(self, positions: PositionsLike, device: torch.device | str | None = None) -> Tensor | None:
-        for part in self:
-            vectors: Tensor | None = part.vectors(positions, device)
-            if vectors is not None:
-                return vectors
-        return None
+        vectors = (part.vectors(positions, device) for part in self)
+        return next((rows for rows in vectors if rows is not None), None)
 
     def compute_shared(self, site: Site) -> tuple[Any, ...]:
         return tuple(part.compute_shared(site) for part in self)
@@ -146,9 +136,8 @@ class CompositeMethod(PositionMethod):
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor | None:
         curves = []
-        for layer_part in self.layer_parts[layer]:
-            part: Any = self.parts[layer_part.part]
-            curve = part.curve(offsets, layer=layer_part.layer)
+        for part, (_, part_layer) in zip(self.components(layer), self.layer_parts[layer], strict=True):
+            curve = part.curve(offsets, layer=part_layer)
             if curve is not None:
                 curves.append(curve)
         if curves:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,12 @@ def midpoint(flow: Flow, time: float, step: float, state: Tensor) -> Tensor:
 SOLVERS = {"rk4": rk4, "midpoint": midpoint}
 
 
-def integrate(
-    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
-) -> Tensor:
-    """Return the trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by differentiable steps."""
+def integrate(tensors: Sequence[Tensor], length: int, solver: str, substeps: int) -> Tensor:
+    """Return the trajectory at positions 0 .. length - 1, (length, \\*initial.shape), by differentiable steps.
+
+    ``tensors`` are ``initial``, the state at position 0, and the weights and biases of both linear maps.
+    """
+    initial, w1, b1, w2, b2 = tensors
 
     def flow(time: float, state: Tensor) -> Tensor:
         # [state; t] W^T, with the column of the time split off so that nothing is concatenated.
@@ -67,41 +69,26 @@ def integrate(
 
 
 @torch.library.custom_op("whereformer::floater_trajectory", mutates_args=())
-def _trajectory(
-    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
-) -> Tensor:
+def _trajectory(tensors: list[Tensor], length: int, solver: str, substeps: int) -> Tensor:
     """Run :func:`integrate` as one node of a compiled graph, which would otherwise contain every step of the solver."""
-    return integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+    return integrate(tensors, length, solver, substeps)
 
 
 @_trajectory.register_fake
-def _(
-    initial: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor, length: int, solver: str, substeps: int
-) -> Tensor:
-    return initial.new_empty(length, *initial.shape)
+def _(tensors: list[Tensor], length: int, solver: str, substeps: int) -> Tensor:
+    return tensors[0].new_empty(length, *tensors[0].shape)
 
 
 def _save_for_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[:5])
-    ctx.settings = inputs[5:]
+    tensors, *ctx.settings = inputs
+    ctx.save_for_backward(*tensors)
 
 
 @torch.library.custom_op("whereformer::floater_trajectory_backward", mutates_args=())
-def _trajectory_gradients(
-    grad: Tensor,
-    initial: Tensor,
-    w1: Tensor,
-    b1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    length: int,
-    solver: str,
-    substeps: int,
-) -> list[Tensor]:
+def _trajectory_gradients(grad: Tensor, tensors: list[Tensor], length: int, solver: str, substeps: int) -> list[Tensor]:
     with recording():
-        leaves = [tensor.detach().requires_grad_() for tensor in (initial, w1, b1, w2, b2)]
-        initial, w1, b1, w2, b2 = leaves
-        states = integrate(initial, w1, b1, w2, b2, length, solver, substeps)
+        leaves = [tensor.detach().requires_grad_() for tensor in tensors]
+        states = integrate(leaves, length, solver, substeps)
         # At length 1, the states do not depend on the network.
         gradients = torch.autograd.grad(states, leaves, grad, allow_unused=True, materialize_grads=True)
     # Copy: at length 1 a gradient is a view of ``grad``, and an operator may not return a view of its input.
@@ -109,12 +96,12 @@ def _trajectory_gradients(
 
 
 @_trajectory_gradients.register_fake
-def _(grad: Tensor, *inputs: Any) -> list[Tensor]:
-    return [torch.empty_like(tensor) for tensor in inputs[:5]]
+def _(grad: Tensor, tensors: list[Tensor], *settings: Any) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors]
 
 
-def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_trajectory_gradients(grad, *ctx.saved_tensors, *ctx.settings), None, None, None)
+def _backward(ctx: Any, grad: Tensor) -> tuple[list[Tensor], None, None, None]:
+    return _trajectory_gradients(grad, list(ctx.saved_tensors), *ctx.settings), None, None, None
 
 
 _trajectory.register_autograd(_backward, setup_context=_save_for_backward)
@@ -169,9 +156,8 @@ class Floater(PositionMethod):
         """Return the vectors of positions 0 .. length - 1, (length, 3, num_layers, width), in float32 or wider."""
         dtype = float_dtype(self.initial)
         tensors = (self.initial, self.hidden.weight, self.hidden.bias, self.out.weight, self.out.bias)
-        initial, w1, b1, w2, b2 = (tensor.to(dtype) for tensor in tensors)
         solve = _trajectory if torch.compiler.is_compiling() else integrate
-        return solve(initial, w1, b1, w2, b2, length, self.solver, self.substeps)
+        return solve([tensor.to(dtype) for tensor in tensors], length, self.solver, self.substeps)
 
     def compute_shared(self, site: Site) -> Tensor:
         """Return the trajectory up to the largest of these positions."""
@@ -181,11 +167,9 @@ class Floater(PositionMethod):
     def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
         vectors = self.get_shared(site)[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
-        query_rows = table_rows(
-            site.query_positions, vectors.shape[0], "floater", query.device, min_position=site.min_position
-        )
-        key_rows = table_rows(
-            site.transformed_key_positions, vectors.shape[0], "floater", key.device, min_position=site.min_position
+        query_rows, key_rows = (
+            table_rows(positions, len(vectors), "floater", query.device, site.min_position)
+            for positions in (site.query_positions, site.transformed_key_positions)
         )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)
         return (

@@ -81,18 +81,10 @@ class Inkling(PositionMethod):
         return span
 
     def query_factor(self, query: Tensor, site: Site) -> Tensor:
-        return self._growth(query, site)
-
-    def _growth(self, scaled: Tensor, site: Site) -> Tensor:
-        """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the tensor that it will scale."""
+        """Return the factor on each query's products, (1 or batch, 1, n_q, 1), for the query or its profile factors."""
         assert self.log_scaling is not None
-        n = count_visible_keys(site, causal=self.model.causal, device=scaled.device).to(float_dtype(scaled))
+        n = count_visible_keys(site, causal=self.model.causal, device=query.device).to(float_dtype(query))
         return inkling_growth(n, self.log_scaling, self.alpha)[:, None, :, None]
-
-    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        if self.scales_query:
-            query = (query * self.query_factor(query, site)).to(query.dtype)
-        return query, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
         self.check_hidden(hidden)
@@ -100,7 +92,7 @@ class Inkling(PositionMethod):
         layer = self.model.layer_of_pass[site.layer]
         factors = functional.linear(hidden, self.mix[layer]).unflatten(-1, (self.model.num_heads, -1)).transpose(1, 2)
         if self.scales_query:
-            factors = (factors * self._growth(factors, site)).to(factors.dtype)
+            factors = (factors * self.query_factor(factors, site)).to(factors.dtype)
         # Offsets ascend: far keys to the left come first, keys to the right last. The zeros at both ends are for the
         # offsets beyond.
         profiles = functional.pad(self.profiles[layer].flip(-1), (1, self.extent if self.model.causal else 1))

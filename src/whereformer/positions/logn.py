@@ -90,10 +90,6 @@ class Logn(PositionMethod):
             return 1 + self.alpha * torch.log1p((n / self.train_length).floor())
         return inkling_growth(n, self.train_length, self.alpha)
 
-    def transform_qkv(self, query: Tensor, key: Tensor, value: Tensor, site: Site) -> tuple[Tensor, Tensor, Tensor]:
-        factor = self.query_factor(query, site)
-        return (query * factor).to(query.dtype), key, value
-
 
 def inkling_growth(n: Tensor, length: int, alpha: float) -> Tensor:
     """Return Inkling's factor for n keys."""

@@ -140,29 +140,25 @@ class Rope(PositionMethod):
 
 def _axis_of_pair(sections: Any, arrangement: str, num_pairs: int) -> list[int]:
     """Return the axis of each pair; the arguments are options of :class:`Rope`."""
-    for number in sections if isinstance(sections, list | tuple) else [None]:
+    for number in sections if isinstance(sections, list | tuple) and sections else [None]:
         if not isinstance(number, int) or isinstance(number, bool) or number < 1:
             raise InputError("sections", f"expected a list of integers from 1 on, got {short_repr(sections)}")
     num_axes = len(sections)
-    if sum(sections) != num_pairs:
-        raise InputError(
-            "sections", f"expected {num_pairs} pairs together, half of rotary_dim, got {short_repr(sections)}"
-        )
-    if arrangement == "axial" and len({*sections}) > 1:
-        raise InputError("sections", f"expected equal numbers with 'axial', got {short_repr(sections)}")
-    if arrangement != "interleaved":
+    is_interleaved = arrangement == "interleaved"
+    for is_wrong, expected in (
+        (sum(sections) != num_pairs, f"{num_pairs} pairs together, half of rotary_dim"),
+        (arrangement == "axial" and len({*sections}) > 1, "equal numbers with 'axial'"),
+        (is_interleaved and max(sections) > sections[0], "no number above the first with 'interleaved'"),
+    ):
+        if is_wrong:
+            raise InputError("sections", f"expected {expected}, got {short_repr(sections)}")
+    if not is_interleaved:
         return [axis for axis, number in enumerate(sections) for _ in range(number)]
-    if max(sections) > sections[0]:
-        raise InputError(
-            "sections", f"expected no number above the first with 'interleaved', got {short_repr(sections)}"
-        )
     axes = [pair % num_axes if pair < num_axes * sections[pair % num_axes] else 0 for pair in range(num_pairs)]
     counts = [axes.count(axis) for axis in range(num_axes)]
     if counts != list(sections):
-        reason = (
-            f"'interleaved' would give the axes {counts} pairs, got {short_repr(sections)}; the first axis needs more"
-        )
-        raise InputError("sections", reason)
+        reason = f"'interleaved' would give the axes {counts} pairs, got {short_repr(sections)}"
+        raise InputError("sections", f"{reason}; the first axis needs more")
     return axes
 
 

@@ -61,9 +61,8 @@ class Scaling:
 
     def __init__(self, parameters: Mapping[str, Any] | None, *, rotary_dim: int, max_length: int = 512) -> None:
         if parameters is not None and not isinstance(parameters, Mapping):
-            raise InputError(
-                "scaling", f"expected a dictionary with rope_type and its numbers, got {short_repr(parameters)}"
-            )
+            expected = "a dictionary with rope_type and its numbers"
+            raise InputError("scaling", f"expected {expected}, got {short_repr(parameters)}")
         numbers = dict({"rope_type": "default"} if parameters is None else parameters)
         self.type = numbers.pop("rope_type", None)
         if not isinstance(self.type, str) or self.type not in _NUMBERS:
@@ -91,9 +90,8 @@ class Scaling:
         if name in ("short_factor", "long_factor"):
             num_pairs = self.rotary_dim // 2
             if not (isinstance(value, list | tuple) and len(value) == num_pairs):
-                raise InputError(
-                    "scaling", f"expected {name} as {num_pairs} numbers, one per pair, got {short_repr(value)}"
-                )
+                expected = f"{name} as {num_pairs} numbers, one per pair"
+                raise InputError("scaling", f"expected {expected}, got {short_repr(value)}")
             numbers = value
         else:
             numbers = [] if value is None else [value]

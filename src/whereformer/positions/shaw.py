@@ -59,23 +59,13 @@ class Shaw(PositionMethod):
             if table is not None:
                 nn.init.uniform_(table, -bound, bound)
 
-    def compute_shared(self, site: Site) -> list[tuple[Term, ...]]:
-        """Return the terms of every layer. All tables are split by layer at once, which saves operations."""
-        return self._build_terms(self.keys, self.values)
+    def compute_shared(self, site: Site) -> list[tuple[Tensor, ...] | None]:
+        """Return the vectors of every layer, of keys and of values; each table is split at once, in one operation."""
+        return [
+            None if table is None else (table if table.dim() == 4 else table.unsqueeze(1)).unbind()
+            for table in (self.keys, self.values)
+        ]
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        if site.shared is None:
-            layer = slice(site.layer, site.layer + 1)
-            keys, values = (None if tables is None else tables[layer] for tables in (self.keys, self.values))
-            return self._build_terms(keys, values)[0]
-        terms: tuple[Term, ...] = site.shared[site.layer]
-        return terms
-
-    def _build_terms(self, keys: Tensor | None, values: Tensor | None) -> list[tuple[Term, ...]]:
-        """Return the terms of each layer of these tables, which have the shapes of ``keys`` and ``values``."""
-        terms = []
-        for term, tables in ((OffsetKeys, keys), (OffsetValues, values)):
-            if tables is not None:
-                head_tables = tables if tables.dim() == 4 else tables.unsqueeze(1)
-                terms.append([term(table, -self.clip) for table in head_tables.unbind()])
-        return list(zip(*terms, strict=True))
+        kinds = zip((OffsetKeys, OffsetValues), self.get_shared(site), strict=True)
+        return tuple(term(vectors[site.layer], -self.clip) for term, vectors in kinds if vectors is not None)

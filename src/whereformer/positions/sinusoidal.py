@@ -53,9 +53,8 @@ class Sinusoidal(PositionMethod):
         if layout == "interleaved" and model.embedding_size % 2:
             raise InputError("layout", f"'interleaved' needs an even embedding size, got {model.embedding_size}")
         if not 0 < min_timescale < max_timescale:
-            raise InputError(
-                "min_timescale", f"expected 0 < min_timescale < max_timescale, got {min_timescale} and {max_timescale}"
-            )
+            values = f"{min_timescale} and {max_timescale}"
+            raise InputError("min_timescale", f"expected 0 < min_timescale < max_timescale, got {values}")
         self.layout = layout
         self.min_timescale = min_timescale
         self.max_timescale = max_timescale

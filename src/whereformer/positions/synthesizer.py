@@ -131,12 +131,11 @@ class Synthesizer(PositionMethod):
         return query, key, value
 
     def terms(self, hidden: Tensor, site: Site) -> tuple[Term, ...]:
-        n = self.model.max_length
-        rows = torch.atleast_2d(
-            table_rows(site.query_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
-        )
-        columns = torch.atleast_2d(
-            table_rows(site.key_positions, n, "synthesizer", hidden.device, min_position=site.min_position)
+        rows, columns = (
+            torch.atleast_2d(
+                table_rows(positions, self.model.max_length, "synthesizer", hidden.device, site.min_position)
+            )
+            for positions in (site.query_positions, site.key_positions)
         )
         weights = self._mixture_weights(site.layer)[-len(self.variants) :]
         return tuple(

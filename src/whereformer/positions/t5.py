@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import InputError
 from ..kernels.terms import FactorPair, Term, position_values
-from .base import ModelShape, OffsetFunction, integer_offsets
+from .base import ModelShape, OffsetFunction, as_offsets
 from .site import Site
 
 
@@ -86,7 +86,11 @@ class T5(OffsetFunction):
         return (self.weight,)
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
-        columns = self._columns(integer_offsets(offsets, self.weight))
+        values = as_offsets(offsets, self.weight)
+        index = values.long().clamp(-self.max_distance, self.max_distance) + self.max_distance
+        if values.is_floating_point() and not bool((values.long() == values).all()):
+            raise TypeError("offsets: this method is defined only at integer offsets, got fractional ones")
+        columns = torch.tensor(self.buckets, device=index.device)[index]
         # index_select, because the gradient of an index takes many times longer.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
 
@@ -95,11 +99,6 @@ class T5(OffsetFunction):
         device = self.weight.device
         lengths = [position_values(rows, device).shape[-1] for rows in (site.query_positions, site.key_positions)]
         return bias if 0 in lengths or not self.reset_cls else (*bias, self._cls_correction(site))
-
-    def _columns(self, offsets: Tensor) -> Tensor:
-        """Return the bucket of each offset: the column of ``weight`` that it reads."""
-        buckets = torch.tensor(self.buckets, device=offsets.device)
-        return buckets[offsets.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
     def _cls_correction(self, site: Site) -> FactorPair:
         """Return scores of rank two, which replace the bias in the row and column of [CLS] by its two buckets."""

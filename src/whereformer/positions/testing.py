@@ -104,12 +104,9 @@ def attend(
         words: embeddings (batch, n, WIDTH).
         query_positions: the positions of the queries; by default the positions of the keys.
         key_positions: the positions of the keys; 0 to n - 1 by default.
-        rows: the indices of the words that are queries.
+        rows: the indices of the words that are queries; the result is (batch, n_q, WIDTH).
         layer: the index of the layer.
         options: fields of the site and arguments of :func:`whereformer.attention`.
-
-    Returns:
-        (batch, n_q, WIDTH).
     """
     if key_positions is None:
         key_positions = Positions(0, 1, words.shape[1])

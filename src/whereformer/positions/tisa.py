@@ -100,12 +100,7 @@ def from_released(amplitudes: Tensor, sharpness: Tensor, offsets: Tensor) -> tup
     """Convert one layer's parameters from the authors' released module to amplitude, sharpness and center.
 
     That module computes f(query - key - 1) where the paper and :class:`Tisa` compute f(key - query). With ``center =
-    -(offset + 1)`` these are the same function.
-
-    Args:
-        amplitudes, sharpness, offsets: (num_kernels, num_heads), as the released module stores them.
-
-    Returns:
-        Three tensors (num_heads, num_kernels) to copy into ``Tisa.amplitude[layer]``, ``sharpness`` and ``center``.
+    -(offset + 1)`` these are the same function. Its parameters are (num_kernels, num_heads); the results are
+    (num_heads, num_kernels), to copy into ``Tisa.amplitude[layer]``, ``sharpness`` and ``center``.
     """
     return amplitudes.mT, sharpness.mT, -(offsets.mT + 1)

@@ -131,9 +131,8 @@ class TransformerXL(PositionMethod):
         if not (self.training and self.dropout.p):
             sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
         waves = self.dropout(waves) if self.training else waves
-        kernels, content, position = (
-            split_layers(parameter)
-            for parameter in (self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2))
+        kernels, content, position = map(
+            split_layers, (self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2))
         )
         return Window(first, step, waves, query_is_cls, key_is_cls, kernels, content, position, sources)
 
@@ -168,15 +167,11 @@ class TransformerXL(PositionMethod):
         else:
             key_of_tables = site.query_positions, site.key_positions, scale, query.dtype
             tables = window.sources.get_or_compute(site.layer, key_of_tables, compute)
-        terms: tuple[Term, ...]
+        first, step = window.first, window.step
+        terms: tuple[Term, ...] = (OffsetKeys(tables.vectors, first, step), OffsetBias(tables.numbers, first, step))
         if self.others_change_query:
             factors = (query + self._bias(self.position_bias, site.layer, query)) * scale
-            terms = (OffsetKeys(tables.vectors, window.first, window.step, factors),)
-        else:
-            terms = (
-                OffsetKeys(tables.vectors, window.first, window.step),
-                OffsetBias(tables.numbers, window.first, window.step),
-            )
+            terms = (OffsetKeys(tables.vectors, first, step, factors),)
         cls_factors = []  # pairs of query factors and key factors, (batch, heads, n, 1)
         if tables.column is not None:
             vectors, numbers, key_is_cls = tables.column

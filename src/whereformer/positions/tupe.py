@@ -63,8 +63,8 @@ class Tupe(PositionMethod):
         """Return the term that all layers share: a row of both tables for each token."""
         # Look the rows up first, so that positions without a row raise an error before anything is projected.
         rows, device = len(self.table) - 1, self.table.device
-        query_rows = table_rows(site.query_positions, rows, "tupe", device, min_position=site.min_position)
-        key_rows = table_rows(site.key_positions, rows, "tupe", device, min_position=site.min_position)
+        query_rows = table_rows(site.query_positions, rows, "tupe", device, site.min_position)
+        key_rows = table_rows(site.key_positions, rows, "tupe", device, site.min_position)
         # Scaled queries and keys, each of shape (max_length + 1, heads, head_dim)
         heads, table = (self.model.num_heads, self.model.head_dim), self.norm(self.table)
         query_table = self.query(table).unflatten(-1, heads) * (2 * self.model.head_dim) ** -0.5

@@ -44,11 +44,6 @@ def steps_between_tokens(positions: Tensor, token_mask: Tensor | None) -> tuple[
     return steps.where(follows, 1), (index - previous).where(follows, 1)
 
 
-def _run_starts(ids: Tensor) -> Tensor:
-    """Return which tokens begin a run of equal ids; argument and result are (batch, n)."""
-    return functional.pad(ids[:, 1:] != ids[:, :-1], (1, 0), value=True)
-
-
 def positions_in_documents(
     documents: Tensor, token_mask: Tensor | None = None, max_length: int | None = None
 ) -> tuple[Tensor, int]:
@@ -63,7 +58,8 @@ def positions_in_documents(
         torch.ones_like(documents, dtype=torch.int64) if token_mask is None else token_mask.expand_as(documents).long()
     )
     counts = ones.cumsum(1)
-    counts_before_run = (counts - ones).where(_run_starts(documents), 0).cummax(1).values
+    begins_run = functional.pad(documents[:, 1:] != documents[:, :-1], (1, 0), value=True)
+    counts_before_run = (counts - ones).where(begins_run, 0).cummax(1).values
     positions = (counts - 1 - counts_before_run).clamp(min=0)
     if can_read(positions) and positions.numel():
         return positions, int(positions.max()) + 1
@@ -103,7 +99,9 @@ def prefix_sums(site: Site, numbers: Tensor) -> tuple[Tensor, Tensor]:
         numbers = numbers * site.key_mask[:, None].to(numbers.dtype)
     if site.key_documents is None and isinstance(site.key_positions, Positions):
         sums = functional.pad(numbers.cumsum(-1), (1, 0))
-        num_keys = _num_keys_up_to(queries, site.key_positions)
+        first, stride, length = site.key_positions.start, site.key_positions.stride, site.key_positions.length
+        # The number of keys at each query's position or before.
+        num_keys = ((queries - first).div(stride, rounding_mode="floor") + 1).clamp(0, length).long()
         batch = _common_batch(sums, num_keys)
         index = num_keys.unsqueeze(1).expand(batch, sums.shape[1], -1)
         return sums.expand(batch, -1, -1).gather(-1, index), sums[..., 1:]
@@ -147,8 +145,3 @@ def _sums_in_documents(documents: Tensor, row: Tensor) -> Tensor:
 def _common_batch(*tensors: Tensor) -> int:
     """Return the size to which the first axes of tensors broadcast; it may be 0."""
     return torch.broadcast_shapes(*((tensor.shape[0],) for tensor in tensors))[0]
-
-
-def _num_keys_up_to(queries: Tensor, keys: Positions) -> Tensor:
-    """Return the number of keys at each query's position or before, int64 with the shape of ``queries``."""
-    return ((queries - keys.start).div(keys.stride, rounding_mode="floor") + 1).clamp(0, keys.length).long()

@@ -85,14 +85,7 @@ class Analyze(Recipe):
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
-    """Analyze one model.
-
-    Args:
-        path: a folder, or an id on the Hugging Face Hub.
-        name: its name in the report.
-        options: the options.
-        device: where the model runs.
-    """
+    """Analyze the model in a folder, or with an id on the Hugging Face Hub; ``name`` is its name in the report."""
     encoder = loading.load(path)
     encoder.to(device)
     max_length = encoder.config.max_position_embeddings

@@ -44,6 +44,7 @@ else:
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
     training, report = lazy_modules("lab.train", "lab.report.report")
 
+METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")  # the default ones
 LENGTH_FACTORS, MAX_LENGTHS = (1, 2, 4), 5
 TOKENS = 8192  # held-out tokens that are read at a time
 SAVE_INTERVAL = 500  # steps between the checkpoints of a training, which are removed when it is done
@@ -94,12 +95,7 @@ just left the plateau at the beginning, and with the other not yet."""
 
 @dataclass(frozen=True)
 class RateSearch:
-    """The loss at the end of a short training with each rate; None if it was not finite.
-
-    Args:
-        losses: the losses, by rate.
-        steps: the steps of each training.
-    """
+    """The loss at the end of a short training with each rate, None if it was not finite; and the training's steps."""
 
     losses: list[float | None]
     steps: int
@@ -155,27 +151,14 @@ class Compare(ManyRuns):
 
     NAME = "compare"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
-    QUICK: ClassVar = {
-        "positions": ("none", "learned", "rope", "tisa"),
-        "steps": 400,
-        "characters": 3_000_000,
-    }
+    QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 400, "characters": 3_000_000}
 
     data: tuple[str, ...] = ()
     """Text to read: files, patterns such as 'data/**/*.txt' (in quotes), or folders with .txt, .md, .rst, .parquet,
     .jsonl. Default: the documentation that comes with Python."""
     column: str | None = None
     """The column of tables that holds the text. Default: text."""
-    positions: Annotated[Names, MayChange] = (
-        "none",
-        "sinusoidal",
-        "learned",
-        "rope",
-        "t5",
-        "shaw",
-        "tisa",
-        "learned+tisa",
-    )
+    positions: Annotated[Names, MayChange] = METHODS
     """Methods to compare, separated by commas. "a+b" uses both at once, "rope+sinks" has a trained sink per head, too,
     and "hybrid" has the positions and windows of this preset; "all" means every method."""
     out: Annotated[Path, MayChange] = Path("runs/compare")
@@ -287,7 +270,7 @@ class Compare(ManyRuns):
         search_steps = 0
         if len(self.rates) > 1:
             search_steps = min(first_trial_steps(self.steps), trial_steps(self.steps)) * len(self.rates)
-        run.set_total_steps(len(self.positions) * (search_steps + len(seeds) * self.steps))
+        run.total = len(self.positions) * (search_steps + len(seeds) * self.steps)
         searches: dict[tuple[str], RateSearch] = {}
         if search_steps:
             searches = run.map(
@@ -295,7 +278,7 @@ class Compare(ManyRuns):
                 task="search",
                 kind=RateSearch,
                 steps=search_steps,
-                problem=self.find_search_problem,
+                problem=lambda _, search: None if len(search.losses) == len(self.rates) else "its record lacks losses",
             )
         rates: dict[str, float | None] = dict.fromkeys(self.positions, self.rates[0])
         for (name,), search in searches.items():
@@ -336,10 +319,9 @@ class Compare(ManyRuns):
         return EncodedData(source, encoded.training, held_out_text, encoded.vocabulary, encoded.tokenizer, guessing)
 
     def config(self, position: str, vocab_size: int) -> models.EncoderConfig:
-        """Return one method's encoder configuration. Every method has its own default options, also in a preset.
+        """Return one method's encoder configuration; an InputError if options do not fit the preset.
 
-        Raises:
-            InputError: if options do not fit the preset.
+        Every method has its own default options, also in a preset.
         """
         preset = models.config.PRESETS[self.preset] if self.preset else {}
         blocks = preset.get("blocks", "4") if self.blocks is None else self.blocks
@@ -419,7 +401,11 @@ class Compare(ManyRuns):
         checkpoints = training.Checkpoints(checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log, keeps=run.keeps)
         plan = training.Training(steps=self.steps, rate=rate)
         label = f"{position}, seed {seed}"
-        self.try_lengths(model.to(run.device), held_out)
+        model.to(run.device)
+        # The untrained model reads a batch of each length, so that an error there appears before the training.
+        encoders.at_lengths(
+            self.eval_lengths, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
+        )
         try:
             progress = self.fit(run, data, model, seed, plan, run.advance, checkpoints=checkpoints)
         except training.NotFiniteError as error:
@@ -450,12 +436,6 @@ class Compare(ManyRuns):
             flops=self.flops(config),
         )
 
-    def try_lengths(self, model: Any, held_out: scoring.HeldOut) -> None:
-        """Let an untrained model read a batch of each length, so that an error there appears before the training."""
-        encoders.at_lengths(
-            self.eval_lengths, lambda length: scoring.lm_score(model, islice(held_out.windows(length, TOKENS), 1))
-        )
-
     def flops(self, config: models.EncoderConfig) -> int | None:
         """Return the operations of a training step; None for a method that torch can't run without memory."""
         num_predictions = self.length if self.causal else max(1, round(self.mask_rate * (self.length - 1)))
@@ -466,7 +446,7 @@ class Compare(ManyRuns):
 
     def facts(self, seed: int, position: str) -> dict[str, Any]:
         """Return the facts that identify a trained model, for its manifest."""
-        return json.loads(json.dumps({"options": self.recorded_options(), "position": position, "seed": seed}))
+        return {"options": self.recorded_options(), "position": position, "seed": seed}
 
     def model_folder(self, position: str, seed: int) -> Path:
         """Return the folder for the trained model of a method and seed."""
@@ -475,12 +455,9 @@ class Compare(ManyRuns):
     def find_problem(
         self, key: tuple[int, str], outcome: ComparisonResult, *, num_labels: int | None = None
     ) -> str | None:
-        """Return why a recorded model is not valid, or None if it is.
+        """Return why the recorded model of a seed and method is not valid, or None if it is.
 
-        Args:
-            key: its seed and method.
-            outcome: its record.
-            num_labels: the number of held-out tokens that models are evaluated on, if it is known.
+        ``num_labels`` is the number of held-out tokens that models are evaluated on, if it is known.
         """
         seed, position = key
         folder = self.model_folder(position, seed)
@@ -492,10 +469,6 @@ class Compare(ManyRuns):
             return "its record lacks losses or scores"
         problem = manifest.find_problem(folder, self.facts(seed, position))
         return None if problem is None else f"{folder}: {problem}"
-
-    def find_search_problem(self, key: tuple[str], search: RateSearch) -> str | None:
-        """Return why a recorded search is not valid, or None if it is."""
-        return None if len(search.losses) == len(self.rates) else "its record lacks losses"
 
     def fitting_steps(self, run: Run, data: EncodedData) -> int:
         """Return the steps that fit the minutes, by the time of a few steps of each method."""

@@ -18,26 +18,18 @@ WINDOW = 64
 
 @dataclass(frozen=True)
 class ComparisonResult:
-    """A trained model.
+    """A trained model."""
 
-    Args:
-        rate: the peak of the learning rate.
-        losses: the training loss of each step.
-        scores: at each length, the held-out loss and the accuracy of tokens, or the reason why they are missing.
-        windows: the mean held-out loss of every :data:`WINDOW` labels, at the training length.
-        parameters: the number of parameters of the position method.
-        flops: operations of a training step with windows of the full length, without norms and the like; None if torch
-            can't count them.
-        failed: why the training failed; "" if it did not.
-    """
-
-    rate: float
-    losses: list[float]
+    rate: float  # the peak of the learning rate
+    losses: list[float]  # the training loss of each step
+    # At each length, the held-out loss and the accuracy of tokens, or the reason why they are missing.
     scores: Annotated[list[Any], list[tuple[float, float] | str]]
-    windows: list[float]
-    parameters: int
+    windows: list[float]  # the mean held-out loss of every `WINDOW` labels, at the training length
+    parameters: int  # the number of parameters of the position method
+    # Operations of a training step with windows of the full length, without norms and the like; None if torch can't
+    # count them.
     flops: int | None
-    failed: str = ""
+    failed: str = ""  # why the training failed; "" if it did not
 
     @property
     def loss(self) -> float:
@@ -95,11 +87,7 @@ def build_table(
 
 
 def build_figures(
-    ranking: Ranking,
-    runs: Mapping[str, Mapping[int, ComparisonResult]],
-    *,
-    lengths: Sequence[int],
-    guessing: float,
+    ranking: Ranking, runs: Mapping[str, Mapping[int, ComparisonResult]], *, lengths: Sequence[int], guessing: float
 ) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
     training, ranges = {}, {}

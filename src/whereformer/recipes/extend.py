@@ -51,22 +51,15 @@ READING = (
 
 @dataclass(frozen=True)
 class ExtendResult:
-    """How well an encoder learned to read longer texts.
+    """How well an encoder learned to read longer texts."""
 
-    Args:
-        documents, held_out: the number of documents that were read, and of documents that were held out.
-        limit: the tokens that the original reads.
-        curve: the model before, during and after training: the step, then the scores of :class:`Evaluator`.
-        chunks_found: the share of passages that the mean of the original's vectors of chunks finds.
-        losses: the training loss of each step.
-    """
-
-    documents: int
-    held_out: int
-    limit: int
+    documents: int  # the number of documents that were read
+    held_out: int  # the number of documents that were held out
+    limit: int  # the tokens that the original reads
+    # The model before, during and after training: the step, then the scores of `Evaluator`.
     curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
-    chunks_found: float
-    losses: list[float]
+    chunks_found: float  # the share of passages that the mean of the original's vectors of chunks finds
+    losses: list[float]  # the training loss of each step
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +167,7 @@ class Extend(Recipe):
         """Train the model to imitate the original, evaluate it, and save it."""
         teacher.model.to(run.device)
         is_held_out = held_out(windows)
-        evaluator = Evaluator.of(teacher, windows[is_held_out], self.seed)
+        evaluator = Evaluator(teacher, windows[is_held_out], self.seed)
         if not bool(evaluator.chunks.isfinite().all() and evaluator.passages.isfinite().all()):
             raise InputError("model", f"{self.model} gives vectors that are not finite (NaN or inf)")
         student = encoders.lengthen(teacher, self.length)
@@ -258,13 +251,9 @@ POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embedding
 
 
 def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
-    """Draw the batch of a step.
+    """Draw the batch of a step from ``windows``, (rows, n) token ids without special ones; a row is a document.
 
-    Args:
-        windows: (rows, n) token ids, without special ones; a row is a document.
-        limit: the tokens that the teacher reads, special ones included.
-        seed: the seed of the random choices.
-        step: the step.
+    ``limit`` is the number of tokens that the teacher reads, special ones included.
 
     Returns:
         ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;
@@ -385,31 +374,18 @@ def build_optimizer(student: nn.Module, steps: int) -> Any:
     return optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, [schedule_positions, schedule_rest])
 
 
-@dataclass(frozen=True)
 class Evaluator:
-    """Held-out documents, and the original's vectors of them.
+    """Evaluates models that imitate an encoder, on held-out documents: (documents, n) token ids, without special ones.
 
-    Args:
-        documents: (documents, n) token ids, without special ones.
-        short: (documents, tokens) their beginnings, as much as the original can read.
-        short_vectors: (documents, hidden_size), the original's vectors of the beginnings.
-        chunks: (documents, hidden_size), the mean of the original's vectors of all chunks of a document.
-        passages: (documents * PASSAGES, hidden_size), the original's vectors of passages, document by document.
+    It has the original's vectors, each (rows, hidden_size): of the beginnings of documents, as much as the original can
+    read; the mean over all chunks of a document; and of passages, PASSAGES of each document, document by document.
     """
 
-    documents: Tensor
-    short: Tensor
-    short_vectors: Tensor
-    chunks: Tensor
-    passages: Tensor
-
-    @classmethod
-    def of(cls, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> Evaluator:
-        """Return the evaluator of models that imitate an encoder."""
-        short = documents[:, : teacher.limit - 2]
+    def __init__(self, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> None:
         passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
-        chunks = chunk_means(teacher, documents, teacher.limit)
-        return cls(documents, short, _vectors(teacher, short), chunks, _vectors(teacher, passages))
+        self.documents, self.short = documents, documents[:, : teacher.limit - 2]
+        self.short_vectors, self.passages = _vectors(teacher, self.short), _vectors(teacher, passages)
+        self.chunks = chunk_means(teacher, documents, teacher.limit)
 
     def __call__(self, student: encoders.SentenceEncoder) -> list[float]:
         """Return how good a student is.

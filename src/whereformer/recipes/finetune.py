@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +17,6 @@ from ..lab.recipe import Between, Counts, LazyModule, ManyRuns, MayChange, Names
 from ..lab.sheet import DASH, MINUS, Cell, Column, Sheet, decimals
 
 if TYPE_CHECKING:
-    import numpy
     import torch
 
     from .. import positions
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from ..lab.report import report, score_report
     from ..lab.run import Run
 else:
-    numpy, torch = LazyModule("numpy"), LazyModule("torch")
+    torch = LazyModule("torch")
     metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
     positions, batches = lazy_modules("positions", "data.batches")
     glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
@@ -45,17 +43,11 @@ EXPLANATION = (
 
 @dataclass(frozen=True)
 class Variant:
-    """One model that is fine-tuned.
+    """One model that is fine-tuned."""
 
-    Args:
-        label: its name in the table of a setting.
-        position: the method, as in ``load_pretrained``; None keeps the checkpoint's positions.
-        kernels: the number of TISA's kernels, if it has any.
-    """
-
-    label: str
-    position: str | None
-    kernels: int | None = None
+    label: str  # its name in the table of a setting
+    position: str | None  # the method, as in `load_pretrained`; None keeps the checkpoint's positions
+    kernels: int | None = None  # the number of TISA's kernels, if it has any
 
     @property
     def name(self) -> str:
@@ -69,10 +61,7 @@ def build_variants(position: str, kernels: Sequence[int]) -> list[Variant]:
 
     With TISA there is a variant for each number of kernels; 0 kernels is the baseline, the same method without TISA.
     Other methods have a baseline only if 0 is among the numbers: learned positions for a method that is added to them
-    ("learned+t5"), else no positions. "own" is the unchanged checkpoint.
-
-    Raises:
-        InputError: if the method has TISA and no number is above 0.
+    ("learned+t5"), else no positions. "own" is the unchanged checkpoint. With TISA, a number has to be above 0.
     """
     parts = positions.component_names(position)
     if "tisa" in parts:
@@ -91,29 +80,19 @@ def build_variants(position: str, kernels: Sequence[int]) -> list[Variant]:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """A fine-tuned model.
+    """A fine-tuned model."""
 
-    Args:
-        scores: the scores by split and metric, at most 1.
-        losses: steps with the training loss, a moving average.
-    """
-
-    scores: dict[str, dict[str, float]]
-    losses: list[tuple[int, float]]
+    scores: dict[str, dict[str, float]]  # the scores by split and metric, at most 1
+    losses: list[tuple[int, float]]  # steps with the training loss, a moving average
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """The data that all runs start from. Every model has read the longest row.
+    """The data that all runs start from. Every model has read the longest row."""
 
-    Args:
-        tasks: the tokenized rows of each task.
-        hashes: for each task, a hash of the pretrained weights and the rows.
-        sizes: for each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
-    """
-
-    tasks: dict[str, glue.Data]
-    hashes: dict[str, str]
+    tasks: dict[str, glue.Data]  # the tokenized rows of each task
+    hashes: dict[str, str]  # for each task, a hash of the pretrained weights and the rows
+    # For each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
     sizes: dict[str, tuple[int, int, int]]
 
 
@@ -291,10 +270,10 @@ class Finetune(ManyRuns, Trains):
         scores = {}
         for split_name, split in rows.eval_splits.items():
             logits = self.predict(model, split)
-            if not numpy.isfinite(logits).all():
+            if not logits.isfinite().all():
                 problem = f"{name} predicts values that are not finite (NaN or inf); try a lower one"
                 raise InputError("learning_rate", problem)
-            scores[split_name] = metrics.score(rows.task.metrics, split.labels, logits)
+            scores[split_name] = metrics.score(rows.task.metrics, split.labels, logits.numpy())
         words = [f"{split} {metric} {100 * value:.1f}".strip() for split, metric, value in iter_scores(scores)]
         run.log(f"{task}, {name}, seed {seed}: {', '.join(words)}")
         return FinetuneResult(scores, score_report.smooth(progress.losses))
@@ -302,8 +281,7 @@ class Finetune(ManyRuns, Trains):
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
         model.eval()
-        row_numbers = list(batches.by_length(split.lengths, self.batch_size))
-        outputs = []
+        row_numbers, outputs = list(batches.by_length(split.lengths, self.batch_size)), []
         with (
             torch.no_grad(),
             torch.autocast(model.device.type, torch.bfloat16, enabled=self.uses_bfloat16(model.device.type)),
@@ -312,9 +290,8 @@ class Finetune(ManyRuns, Trains):
                 batch = split.collate(numbers)
                 del batch["labels"]
                 outputs.append(model(**{name: tensor.to(model.device) for name, tensor in batch.items()}).logits)
-        logits = [row for output in outputs for row in output.float().tolist()]  # this waits for the device
-        pairs = zip((number for numbers in row_numbers for number in numbers), logits, strict=True)
-        return numpy.array([row for _, row in sorted(pairs, key=itemgetter(0))], dtype=numpy.float32)
+        order = torch.tensor([number for numbers in row_numbers for number in numbers]).argsort()
+        return torch.cat(outputs).float().cpu()[order]
 
     def plan(self) -> Sheet:
         """Return the tasks and models of the recipe."""
@@ -350,7 +327,7 @@ class Finetune(ManyRuns, Trains):
         for position, setting in self.settings.items():
             rows = {key: [row[variant.name] for variant in setting] for key, row in scores.items()}
             has_baseline = setting[0].label == BASELINE
-            gains = {key: Gain(row[0], row[1:]) for key, row in rows.items() if has_baseline}
+            gains = {key: verdicts.Gain(row[0], row[1:]) for key, row in rows.items() if has_baseline}
             labeled_gains += [(gain, position, *key) for key, gain in gains.items()]
             sheets.append(table(position, [variant.label for variant in setting], rows, gains))
         explained = f"Scores in percent{f', medians over {len(seeds)} seeds with their range' * (len(seeds) > 1)}. "
@@ -367,44 +344,11 @@ class Finetune(ManyRuns, Trains):
 # Tables.
 
 
-@dataclass(frozen=True)
-class Gain:
-    """The gain of the best of some models over a baseline, by one metric, as in Table 3 of the TISA paper.
-
-    Args:
-        baseline: the baseline's scores in percent, one per seed.
-        models: the scores of the other models, at least one.
-    """
-
-    baseline: Sequence[float]
-    models: Sequence[Sequence[float]]
-
-    @property
-    def points(self) -> float:
-        """The largest difference of medians, in points; negative if all models are worse than the baseline."""
-        return max(map(median, self.models)) - median(self.baseline)
-
-    @property
-    def error_reduction(self) -> float | None:
-        """The share of the baseline's errors that it removes, in percent; None if the baseline has no errors.
-
-        From 57.2 to 58.5 is a gain of 1.3 points, 3.0% of the errors.
-        """
-        errors = 100 - median(self.baseline)
-        return 100 * self.points / errors if errors else None
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether every seed of the best model is better than every seed of the baseline; never with one seed."""
-        best = max(self.models, key=median)
-        return len(self.baseline) > 1 and min(best) > max(self.baseline)
-
-
 def table(
     position: str,
     labels: Sequence[str],
     scores: Mapping[tuple[str, str], Sequence[Sequence[float]]],
-    gains: Mapping[tuple[str, str], Gain],
+    gains: Mapping[tuple[str, str], verdicts.Gain],
 ) -> Sheet:
     """Return the table of one position method: the scores of its models by task and metric, and gains by the same."""
     columns: list[Column | str] = ["task", Column("metric", left=True), *labels, "gain", "error reduction"]
@@ -442,7 +386,8 @@ def ranking(
 def score_cell(values: Sequence[float], best: float | None = None) -> Cell:
     """Return the cell of a median over seeds with its range. The best one is bold."""
     style = "font-weight: bold" if median(values) == best else ""
-    return Cell.of_seeds(values, partial(decimals, digits=1), partial(decimals, digits=1), style=style)
+    show = partial(decimals, style=".1f")
+    return Cell.of_seeds(values, show, show, style=style)
 
 
 def signed(number: float | None, mark: str) -> Cell:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 from matplotlib import colormaps, rcParams
@@ -18,7 +19,7 @@ from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, Model
 from ..analysis.fit import TisaFit
 from ..errors import join_words
 from ..lab.report.report import Figure, Report
-from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, percent, plain, signed
+from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, plain, signed
 
 BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
     "blue to orange", ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
@@ -49,23 +50,17 @@ PANEL = 92
 
 def build_report(models: Sequence[ModelFindings]) -> Report:
     """Return the report on models, at least one. Equal findings give identical reports."""
-    parts: list[Sheet | Figure] = [build_models_sheet(models)]
+    sentences, parts = [write_verdict(models)], list[Sheet | Figure]([build_models_sheet(models)])
     for model in models:
-        parts += _parts(model, f"{model.name}: " if len(models) > 1 else "")
-    column, sentences = Column("", left=True, wraps=True), [[sentence] for sentence in METHOD]
-    parts.append(Sheet.of("How this is measured", [column], sentences, name_column=-1, folded=True))
+        prefix = f"{model.name}: " if len(models) > 1 else ""
+        parts += _parts(model, prefix)
+        layers = verdicts.describe_layers([*model.by_layer], model.num_layers, embedded=model.table is not None)
+        sentences += [prefix + layers] if layers else []
+    column, rows = Column("", left=True, wraps=True), [[sentence] for sentence in METHOD]
+    parts.append(Sheet.of("How this is measured", [column], rows, name_column=-1, folded=True))
     title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
-    return Report(title, [write_verdict(models), *_describe_layers(models)], parts, values, numbers="findings.json")
-
-
-def _describe_layers(models: Sequence[ModelFindings]) -> list[str]:
-    """Return a sentence for each model where only some layers were read."""
-    sentences = {
-        model.name: verdicts.describe_layers([*model.by_layer], model.num_layers, embedded=model.table is not None)
-        for model in models
-    }
-    return [f"{name}: {text}" if len(models) > 1 else text for name, text in sentences.items() if text]
+    return Report(title, sentences, parts, values, numbers="findings.json")
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -105,21 +100,21 @@ def build_models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     return Sheet.of("Position", columns, rows, sortable=True)
 
 
-def build_heads_sheet(model: ModelFindings, *, folded: bool = False) -> Sheet:
+def build_heads_sheet(model: ModelFindings, *, folded: bool) -> Sheet:
     """Return a table with a row for each head. On a page, a pointer shows its kernels."""
     max_kernels = len(model.heads[0].fits)
     kernels = [count for count in range(1, max_kernels + 1) if count % 2 or max_kernels < 3]
     rows = []
     for head in model.heads:
-        cells = [
+        fits = [head.fits[count - 1] for count in kernels]
+        cells: list[Cell | str] = [
             _cell(head.layer, str),
             _cell(head.head, str),
-            Cell(head.name, order=head.name),
+            head.name,
             _cell(head.toeplitzness),
             _cell(head.range, "{:.2f}".format),
+            *(_cell(float(fit.explained), partial(decimals, style=".0%"), format_kernels(fit)) for fit in fits),
         ]
-        fits = [head.fits[count - 1] for count in kernels]
-        cells += [_cell(float(fit.explained), percent, format_kernels(fit)) for fit in fits]
         rows.append(cells)
     columns: list[Column | str] = [
         "layer",

@@ -137,9 +137,8 @@ class Pretrain(TrainingRecipe):
         if self.compile and (count > 1 or self.accumulate > 1):
             raise InputError("compile", "only in one process and without `accumulate`; leave it out")
         if self.batch_size % count:
-            raise InputError(
-                "batch_size", f"expected a multiple of {count}, the number of processes, got {self.batch_size}"
-            )
+            expected = f"a multiple of {count}, the number of processes"
+            raise InputError("batch_size", f"expected {expected}, got {self.batch_size}")
 
     def resolve(self) -> Pretrain:
         defaults: dict[str, Any] = {"blocks": "4", "position": "tisa", "norm": "pre"}
@@ -173,11 +172,7 @@ class Pretrain(TrainingRecipe):
         return [text_windows.Stage(self.length, self.steps, rows)]
 
     def config(self, vocabulary: tokenizers.Vocabulary) -> models.EncoderConfig:
-        """Return the configuration of the model, which is built without memory for it.
-
-        Raises:
-            InputError: if the options do not fit together.
-        """
+        """Return the configuration of the model, which is built without memory; an InputError if options do not fit."""
         method = options.parse_options(self.position_options)
         # Without these options, the preset's values count.
         optional: dict[str, Any] = {"windows": self.windows, "position_options": method or None}
@@ -281,11 +276,8 @@ class Pretrain(TrainingRecipe):
         return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about)
 
     def headline(self, prepared: PreparedPretraining, result: TrainingResult) -> tuple[str, list[str]]:
-        scores, guess, folder = (
-            score_report.format_scores(result.saved),
-            prepared.text.guessing,
-            str(self.out / "model"),
-        )
+        scores, guess = score_report.format_scores(result.saved), prepared.text.guessing
+        folder = str(self.out / "model")
         return "How well does the model predict held-out text?", [
             f"{self.steps:,} steps, {prepared.windows.tokens:,} tokens; held-out {scores}",
             f"Guessing by frequency has a {'' if self.objective == 'mlm' else 'generator '}loss of {guess:.2f}.",

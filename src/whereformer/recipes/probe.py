@@ -45,23 +45,16 @@ OPENING = 0.4  # the chance of an opening bracket where both may follow; below 0
 
 @dataclass(frozen=True)
 class Task:
-    """A question about rows of symbols.
+    """A question about rows of symbols."""
 
-    Args:
-        question: the question that a model has to answer.
-        needs: the knowledge about positions that the answer needs.
-        example: an input and its answers, a word each; "_" is [MASK], and "." has no answer.
-        draw: draws input ids and labels, each (rows, length); its arguments are rows, length and a generator.
-        guess: predicts the labels as well as possible without knowing positions, (rows, length).
-        min_length: the fewest symbols in a row.
-    """
-
-    question: str
-    needs: str
-    example: tuple[str, str]
+    question: str  # the question that a model has to answer
+    needs: str  # the knowledge about positions that the answer needs
+    example: tuple[str, str]  # an input and its answers, a word each; "_" is [MASK], and "." has no answer
+    # Draws input ids and labels, each (rows, length); its arguments are rows, length and a generator.
     draw: Callable[[int, int, torch.Generator], tuple[Tensor, Tensor]]
+    # Predicts the labels as well as possible without knowing positions, (rows, length).
     guess: Callable[[Tensor, Tensor], Tensor]
-    min_length: int = 4
+    min_length: int = 4  # the fewest symbols in a row
 
     def rows(self, count: int, length: int, seed: int) -> tuple[Tensor, Tensor]:
         """Draw rows that begin with [CLS], (count, 1 + length) ids and labels. Equal seeds give equal rows."""
@@ -232,7 +225,7 @@ LENGTH_FACTORS = (1, 2, 4)  # models are evaluated on rows of these multiples of
 EVAL_ROWS = 512
 EVAL_SEED = 2**62  # the seed of the rows to evaluate on, plus their length; seeds of training rows are smaller
 TOKENS = 2**15  # the most tokens that a model reads at a time in the evaluation
-SOLVED = 0.95  # the accuracy from which a task counts as solved
+SOLVED = 0.95  # with at least this accuracy, a task counts as solved
 ERRORS = 4  # a method must be better than guessing by this many standard errors; chance does that once in 30,000 cells
 LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small models learn every task soonest
 READING = (
@@ -244,16 +237,12 @@ READING = (
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """A trained model.
+    """A trained model."""
 
-    Args:
-        scores: for each length, the accuracy, its difference from the accuracy of guessing on the same rows, and the
-            standard error of the difference over the rows; or a reason why there is no score.
-        failed: why training ended without a model.
-    """
-
+    # For each length, the accuracy, its difference from the accuracy of guessing on the same rows, and the standard
+    # error of the difference over the rows; or a reason why there is no score.
     scores: Annotated[list[Any], list[tuple[float, float, float] | str]]
-    failed: str = ""
+    failed: str = ""  # why training ended without a model
 
 
 @dataclass(frozen=True, kw_only=True)

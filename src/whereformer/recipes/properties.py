@@ -28,7 +28,6 @@ from .comparison_report import ComparisonResult
 
 WINDOWS = 16
 """Windows of held-out text that measurements of a trained model use."""
-
 INDUCTIVE_RISE = 0.11
 """In nats. Longer text has more information about a masked token, so the loss has no reason to rise; the threshold is
 above the difference between seeds. If a method is better than no positions by less than that, it has little to lose on
@@ -73,17 +72,11 @@ PAPER = {
 
 @dataclass(frozen=True)
 class PropertyResult:
-    """One property of one method.
+    """One property of one method."""
 
-    Args:
-        has_property: whether the method has the property; None if the measurement does not decide it.
-        number: the measured number.
-        note: why it could not be measured or decided.
-    """
-
-    has_property: bool | None
-    number: str
-    note: str = ""
+    has_property: bool | None  # whether the method has the property; None if the measurement does not decide it
+    number: str  # the measured number
+    note: str = ""  # why it could not be measured or decided
 
     @property
     def word(self) -> str:

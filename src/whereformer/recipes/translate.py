@@ -148,11 +148,7 @@ class Translate(TrainingRecipe):
         return {"training": replace(pairs, held_out=False), "held_out": replace(pairs, held_out=True)}
 
     def config(self, vocab_size: int) -> models.Seq2SeqConfig:
-        """Return the configuration of the model, which is built without memory for it.
-
-        Raises:
-            InputError: if the options do not fit together.
-        """
+        """Return the configuration of the model, which is built without memory; an InputError if options do not fit."""
         method = options.parse_options(self.position_options)
         sizes = {name: getattr(self, name) for name in SIZES}
         sizes["num_attention_heads"] = sizes.pop("num_heads")

@@ -35,15 +35,15 @@ def table_of(n=64, width=8, noise=0.3, seed=0):
 def fits_of(curve, offsets, kind):
     """Not the best fits, but kernels that look like one."""
     centers = {"previous token": -1.0, "next token": 1.0}
-    found = []
+    fits = []
     for size in range(1, 6):
         amplitude = torch.linspace(2.0, 0.2, size, dtype=torch.float64)
         center = torch.full((size,), centers.get(kind, 0.0), dtype=torch.float64) + torch.arange(size) / 2
         sharpness = torch.linspace(1.0, 0.05, size, dtype=torch.float64)
         constant = curve.mean()
         explained = torch.tensor(1 - 0.5 / size**2, dtype=torch.float64)
-        found.append(TisaFit(amplitude, sharpness, center, constant, explained))
-    return tuple(found)
+        fits.append(TisaFit(amplitude, sharpness, center, constant, explained))
+    return tuple(fits)
 
 
 def head_of(layer, head, n=64, *, scores=True, noise=0.3):
@@ -87,7 +87,7 @@ def model_of(
     position="learned",
     head_layers=None,
 ):
-    found = tuple(
+    findings = tuple(
         head_of(layer, head, n, scores=scores, noise=noise)
         for layer in range(layers if head_layers is None else head_layers)
         for head in range(heads)
@@ -98,5 +98,5 @@ def model_of(
         length=n,
         num_layers=layers,
         table=table_of(n, noise=noise) if table else None,
-        heads=found,
+        heads=findings,
     )

@@ -54,7 +54,7 @@ class Page(HTMLParser):
     def check_references(self):
         """Ids are unique, and every reference leads somewhere."""
         assert len(set(self.ids)) == len(self.ids)
-        named = [attributes.get("aria-labelledby") for _, attributes in self.tags]
-        targets = {link[1:] for link in self.links if link.startswith("#")} | {name for name in named if name}
+        labels = [attributes.get("aria-labelledby") for _, attributes in self.tags]
+        targets = {link[1:] for link in self.links if link.startswith("#")} | {label for label in labels if label}
         targets |= set(re.findall(r"url\(#([^)]+)\)", self.text))
         assert targets <= set(self.ids)

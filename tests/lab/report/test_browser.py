@@ -99,7 +99,7 @@ def test_loads_nothing_but_itself(page):
     loaded = page.execute_script(
         "return [...document.querySelectorAll('[src], link, image, use')].map(e => e.src || e.getAttribute('href'))"
     )
-    assert all(each.startswith(("data:", "#")) for each in loaded)
+    assert all(url.startswith(("data:", "#")) for url in loaded)
 
 
 SORTED = """
@@ -144,8 +144,8 @@ def test_a_wide_ranking_shows_all_its_columns_on_a_desk(browser, files, width):
     show(browser, width)
     browser.get(files["compare-wide"])
     box = "const box = document.querySelector('table').parentElement; return [box.scrollWidth, box.clientWidth]"
-    needed, there = browser.execute_script(box)
-    assert 0 < needed <= there <= width
+    needed, available = browser.execute_script(box)
+    assert 0 < needed <= available <= width
 
 
 CONTRASTS = """

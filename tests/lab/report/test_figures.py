@@ -21,7 +21,7 @@ def test_a_figure_on_a_page_is_whole():
     assert all(path.get("d", "").split().count("L") == 2 for path in lines)
     assert "step" in [text.text for text in svg.iter("text")]
     ids = {part.get("id") for part in svg.iter() if part.get("id")}
-    assert {path.get("clip-path") for path in lines} <= {f"url(#{each})" for each in ids}
+    assert {path.get("clip-path") for path in lines} <= {f"url(#{name})" for name in ids}
 
 
 def test_a_legend_is_below_the_axes_and_within_the_figure():

@@ -1,5 +1,5 @@
-// Softmax attention with position terms, forward and backward, in tiles of scores that never leave a core's cache. It is
-// compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
+// Softmax attention with position terms, forward and backward, in tiles of scores that never leave a core's cache. It
+// is compiled once for each set of instructions (LEVEL). The formulas are those of reference.py.
 //
 //   score_ij = softcap(scale <q_i, k_j>) + bias[o] + <f_i, key_table[o]> + <g_j, query_table[o]> + <qf_i, kf_j>
 //              - sum |ql_i - kl_j| + dense_ij;
@@ -7,7 +7,7 @@
 //   out_i    = sum_j w_ij (v_j + value_table[o]),  w = dropout(softmax(score)),  o = offset of key j from query i
 //
 // For every block of queries and every tile of keys: multiply, add the terms, forbid, take the softmax (with a running
-// maximum), multiply with values. The backward computes a tile's weights again, and from them the gradient of its scores,
+// maximum), multiply with values. The backward computes a tile's weights again, and from them its scores' gradient,
 // which then goes to all inputs. Gradients of keys and values are summed as (width, n), so that no tile is transposed.
 //
 // Nothing here may come from the standard library but what is compiled away: an object file of one level must not bring
@@ -25,7 +25,7 @@ template <class F> struct Attention {
   const Call& c;
   const bool backward, few;  // ``few``: queries, whose keys and values are read where they lie
   const int64_t key_parts;
-  A* const parts;            // what each part of the keys leaves of each query
+  A* const parts;  // what each part of the keys leaves of each query
   const int64_t group, dk, dv, rk, bq, bk, ld, keys_up, blocks;
   const int64_t key_width, query_width;  // of the vectors of tables
   const int64_t apart;                   // the numbers from the first to the second part of log_sums
@@ -38,19 +38,24 @@ template <class F> struct Attention {
   const A minus_infinity = -(A)__builtin_inf();
 
   // Right factors: keys and values transposed, as they are, and factors
-  Unit<F> *keys_turned = nullptr, *values_turned = nullptr, *keys_packed = nullptr, *values_packed = nullptr;
+  Unit<F>* keys_turned = nullptr;
+  Unit<F>* values_turned = nullptr;
+  Unit<F>* keys_packed = nullptr;
+  Unit<F>* values_packed = nullptr;
   F *keys_copy = nullptr, *values_copy = nullptr, *query_copy = nullptr, *gradient_copy = nullptr;
-  F *output_copy = nullptr;
-  A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr, *d_factors = nullptr, *d_query_factors = nullptr;
+  F* output_copy = nullptr;
+  A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr,
+    *d_factors = nullptr, *d_query_factors = nullptr;
   // What the tables of vectors meet, where it is not the rows of queries and keys themselves, and its gradient
   A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
   A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
-  A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr, *tile_levels = nullptr;
+  A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr,
+    *tile_levels = nullptr;
   A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
   A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
-  F *narrow_rows = nullptr;
+  F* narrow_rows = nullptr;
   // Numbers of a block's rows
   A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *kept = nullptr, *block64 = nullptr;
   A *gradient_wide_copy = nullptr, *turned_wide = nullptr;
@@ -63,19 +68,23 @@ template <class F> struct Attention {
   int64_t b = 0, h = 0, key_part = 0;
   bool in_place_query, in_place_key, in_place_value, in_place_gradient;
 
-  static bool in_place(const Tensor& x, int64_t width, int64_t padded) { return x.dtype == DTYPE<F> && x.stride[3] == 1 && width == padded && (!halves || x.stride[2] % 2 == 0); }
+  static bool in_place(const Tensor& x, int64_t width, int64_t padded) {
+    return x.dtype == DTYPE<F> && x.stride[3] == 1 && width == padded && (!halves || x.stride[2] % 2 == 0);
+  }
 
-  // Blocks of 128 queries and tiles of 512 keys fit a core's second cache. Within a window, fewer queries reach fewer keys.
+  // Blocks of 128 queries and tiles of 512 keys fit a core's second cache. In a window, fewer queries reach fewer keys.
   static int64_t block_rows(const Call& c) {
     const bool windowed = c.has_least && c.has_most && (double)c.most - (double)c.least < 1024;
     return smaller<int64_t>(windowed ? 64 : 128, up(c.n_q, 2));
   }
 
   Attention(const Call& call, void* parts_, Scratch& memory)
-      : c(call), backward(call.backward != 0), few(has_few_queries(call)), key_parts(key_parts_of(call)), parts((A*)parts_),
-        group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)), dv(up(call.value_dim, 16 * step)),
-        rk(up(call.rank, 16)), bq(block_rows(call)), bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
-        blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim), query_width(call.query_rank ? call.query_rank : call.head_dim),
+      : c(call), backward(call.backward != 0), few(has_few_queries(call)), key_parts(key_parts_of(call)),
+        parts((A*)parts_), group(call.heads / call.key_heads), dk(up(call.head_dim, 16 * step)),
+        dv(up(call.value_dim, 16 * step)), rk(up(call.rank, 16)), bq(block_rows(call)),
+        bk(smaller<int64_t>(512, up(call.n_k, 64))), ld(bk + 16), keys_up(up(call.n_k, 64)),
+        blocks((call.n_q + bq - 1) / bq), key_width(call.key_rank ? call.key_rank : call.head_dim),
+        query_width(call.query_rank ? call.query_rank : call.head_dim),
         apart(up(call.batch * call.heads * call.n_q, 4)),
         line{call.listed != 0, call.query_start, call.query_stride, call.key_start, nullptr, nullptr, nullptr},
         limits(call, line, memory, bk) {
@@ -100,13 +109,18 @@ template <class F> struct Attention {
     // The most offsets in a tile
     constexpr int64_t any = (int64_t)1 << 40;
     const int64_t most = c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1) + bk, any);
-    key_vectors.reserve(memory, {c.key_table.first, c.key_table.length}, key_width, bq, most, !few, true, backward, backward && c.d_key_table);
-    query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width, c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), !few, backward, backward && c.d_query_table);
-    if (key_vectors.on() && (c.key_rank || halves)) key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
+    key_vectors.reserve(memory, {c.key_table.first, c.key_table.length}, key_width, bq, most, !few, true, backward,
+                        backward && c.d_key_table);
+    query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width,
+                          c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), !few,
+                          backward, backward && c.d_query_table);
+    if (key_vectors.on() && (c.key_rank || halves))
+      key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
     const bool copies_keys = query_vectors.on() && (c.query_rank || halves);
     if (copies_keys) query_table_rows = memory.take<A>(keys_held * up(query_width, 16));
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
-    value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, !few, backward, true, backward && c.d_value_table);
+    value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, !few, backward,
+                          true, backward && c.d_value_table);
     if (c.dropout_p > 0) kept = memory.take<A>(bk);
     if (!backward) {
       output = memory.take<A>(bq * dv), tops = memory.take<A>(bq), totals = memory.take<A>(bq);
@@ -123,7 +137,8 @@ template <class F> struct Attention {
     if (!in_place_gradient) gradient_copy = memory.take<F>(bq * dv);
     output_copy = memory.take<F>(bq * dv);
     if constexpr (halves) {
-      weight_pairs = memory.take<uint32_t>(bq / 2 * bk), gradient_pairs = memory.take<uint32_t>(bq / 2 * bk), narrow_rows = memory.take<F>(bq * bk);
+      weight_pairs = memory.take<uint32_t>(bq / 2 * bk), gradient_pairs = memory.take<uint32_t>(bq / 2 * bk),
+      narrow_rows = memory.take<F>(bq * bk);
       keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
     }
     if (halves && value_vectors.on()) gradient_wide_copy = memory.take<A>(bq * dv);
@@ -132,12 +147,17 @@ template <class F> struct Attention {
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
     d_keys = memory.take<A>(keys_up * dk), d_values = memory.take<A>(keys_up * dv);
-    if (c.d_query_factors || c.d_key_factors) d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk), factors_turned_rows = memory.take<A>(rk * up(bq, 16));
+    if (c.d_query_factors || c.d_key_factors)
+      d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk),
+      factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * up(c.key_rank, 16));
     if (c.key_rank && c.d_key_table) key_table_turned = memory.take<A>(up(c.key_rank, 16) * up(bq, 16));
-    if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr)) d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
+    if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr))
+      d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
     if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
-    if (c.d_query_levels || c.d_key_levels) d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up), tile_levels = memory.take<A>(c.levels * bk);
+    if (c.d_query_levels || c.d_key_levels)
+      d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up),
+      tile_levels = memory.take<A>(c.levels * bk);
     if (c.d_bias) bias_sums = memory.take<A>(bias_ends.pitch());
   }
 
@@ -166,7 +186,8 @@ template <class F> struct Attention {
       return;
     }
     pack_transposed<F>(value.at, value.pitch, c.n_k, dv, values_turned);
-    if constexpr (halves) if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
+    if constexpr (halves)
+      if (c.head_dim) pack_pairs(key.at, key.pitch, c.n_k, dk, keys_packed);
   }
 
   // Finds the keys and values of a tile of few queries, and what else has a row for each key, or copies them.
@@ -186,14 +207,16 @@ template <class F> struct Attention {
   void enter_keys_of_table(const Tensor& x, int64_t head) {
     const int64_t depth = query_vectors.vectors.depth;
     if (d_query_table_rows) zero(d_query_table_rows, keys_up * depth);
-    if constexpr (!halves) if (!query_table_rows) query_table_left = key;
+    if constexpr (!halves)
+      if (!query_table_rows) query_table_left = key;
     if (!query_table_rows) return;
     read_rows(x, b, head, 0, c.n_k, query_width, query_table_rows, depth);
     query_table_left = {query_table_rows, depth};
     if (query_table_turned) pack_transposed<A>(query_table_rows, depth, c.n_k, depth, query_table_turned);
   }
 
-  Rows<F> rows_of(const Tensor& x, int64_t head, int64_t from, int64_t count, int64_t width, int64_t padded, bool as_it_is, F* copy) {
+  Rows<F> rows_of(const Tensor& x, int64_t head, int64_t from, int64_t count, int64_t width, int64_t padded,
+                  bool as_it_is, F* copy) {
     if (as_it_is) return {(const F*)x.data + start_of(x, b, head, from), x.stride[2]};
     read_rows(x, b, head, from, count, width, copy, padded);
     return {copy, padded};
@@ -223,7 +246,9 @@ template <class F> struct Attention {
       zero(key_levels, c.levels * keys_up);
       by_dtype(c.key_levels.dtype, c.key_levels.data, [&](const auto* data) {
         for (int64_t j = 0; j < c.n_k; j++)
-          for (int64_t l = 0; l < c.levels; l++) copy_number(data[start_of(c.key_levels, b, h, j) + l * c.key_levels.stride[3]], key_levels[l * keys_up + j]);
+          for (int64_t l = 0; l < c.levels; l++)
+            copy_number(data[start_of(c.key_levels, b, h, j) + l * c.key_levels.stride[3]],
+                        key_levels[l * keys_up + j]);
       });
       if (d_key_levels) zero(d_key_levels, c.levels * keys_up);
     }
@@ -242,7 +267,9 @@ template <class F> struct Attention {
     if (c.rank) read_rows(c.query_factors, b, h, t.i, t.rows, c.rank, query_factors, rk);
     if (key_vectors.on()) {
       const int64_t depth = key_vectors.depth;
-      if (c.key_rank) read_rows(c.key_table_factors, b, h, t.i, t.rows, c.key_rank, key_table_rows, depth), key_table_left = {key_table_rows, depth};
+      if (c.key_rank)
+        read_rows(c.key_table_factors, b, h, t.i, t.rows, c.key_rank, key_table_rows, depth),
+            key_table_left = {key_table_rows, depth};
       else key_table_left = widened(c.query, query, t, c.head_dim, dk, key_table_rows);
     }
     if (c.levels) read_rows(c.query_levels, b, h, t.i, t.rows, c.levels, query_levels, c.levels);
@@ -272,7 +299,8 @@ template <class F> struct Attention {
       sides.keys = line.listed ? 0 : key_vectors.part.side(least, most);
       key_vectors.multiply(key_table_left, t.rows, c.key_rank ? A(1) : (A)c.scale, reach(t));
     }
-    if (value_vectors.on()) value_vectors.look_at(least, most), sides.values = line.listed ? 0 : value_vectors.part.side(least, most);
+    if (value_vectors.on())
+      value_vectors.look_at(least, most), sides.values = line.listed ? 0 : value_vectors.part.side(least, most);
     return sides;
   }
 
@@ -286,8 +314,8 @@ template <class F> struct Attention {
   // Whether something is added that only a pass of its own over a row can
   bool adds_by_row() const { return c.dense.data || c.levels || (line.listed && (c.bias.data || key_vectors.on())); }
 
-  // Calls f(first row, rows, first column, end of columns) for parts of a tile that have all allowed pairs: where causality or
-  // a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
+  // Calls f(first row, rows, first column, end of columns) for parts of a tile with all allowed pairs: where causality
+  // or a window cuts through it, a few rows reach fewer keys than all. Columns begin and end at multiples of 16.
   template <class Part_> INLINE void by_parts(const Tile& t, Part_ f) const {
     constexpr int64_t few = halves ? 32 : 24;
     // The soft cap's tangents are needed in whole rows.
@@ -299,18 +327,22 @@ template <class F> struct Attention {
       f(i, rows, begin, larger(begin, up(end, L)));
     }
   }
-  // c (rows, width) (+)= a . right, where the rows of ``a`` are those of a tile and ``right`` has a row for each of its keys
-  INLINE void multiply_keys(const Tile& t, int64_t width, const F* a, int64_t lda, const Unit<F>* right, int64_t pitch, A* to, bool add) const {
+  // c (rows, width) (+)= a . right, where ``a`` has the rows of a tile and ``right`` has a row for each of its keys
+  INLINE void multiply_keys(const Tile& t, int64_t width, const F* a, int64_t lda, const Unit<F>* right, int64_t pitch,
+                            A* to, bool add) const {
     by_parts(t, [&](int64_t i, int64_t rows, int64_t begin, int64_t end) {
       const int64_t sum = up(smaller(end, t.real) - begin, step);
-      if (sum > 0) product<F>(rows, width, sum, a + i * lda + begin, lda, right + begin / step * pitch, pitch, to + i * width, width, add);
+      if (sum > 0)
+        product<F>(rows, width, sum, a + i * lda + begin, lda, right + begin / step * pitch, pitch, to + i * width,
+                   width, add);
       else if (!add) zero(to + i * width, rows * width);
     });
   }
   // to (rows, keys) = x . panels
   INLINE void multiply_rows(const Tile& t, Rows<F> x, int64_t width, const Unit<F>* panels, A* to) const {
     by_parts(t, [&](int64_t i, int64_t rows, int64_t begin, int64_t end) {
-      product_of_panels<F>(rows, end - begin, width, x.at + i * x.pitch, x.pitch, panels, width / step, t.j + begin, to + i * ld + begin, ld, false);
+      product_of_panels<F>(rows, end - begin, width, x.at + i * x.pitch, x.pitch, panels, width / step, t.j + begin,
+                           to + i * ld + begin, ld, false);
     });
   }
 
@@ -318,7 +350,8 @@ template <class F> struct Attention {
   A multiply(const Tile& t) {
     if (c.head_dim && few) dots<F>(t.rows, t.real, dk, query, key, scores, ld, false);
     else if (c.head_dim) multiply_rows(t, query, dk, keys_turned, scores);
-    else for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
+    else
+      for (int64_t i = 0; i < t.rows; i++) zero(scores + i * ld, t.width);
     A factor = c.head_dim ? (A)c.scale : A(1);
     if (c.softcap) {
       // Infinity times a score of 0 would be NaN.
@@ -331,7 +364,8 @@ template <class F> struct Attention {
       factor = (A)c.softcap;
     }
     if (c.rank) {
-      if (factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
+      if (factor != 1)
+        for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       factor = 1;
       if (few) dots<A>(t.rows, t.real, rk, {query_factors, rk}, {factors_copy, rk}, scores, ld, true);
       else product_of_panels<A>(t.rows, t.width, rk, query_factors, rk, factors_turned, rk, t.j, scores, ld, true);
@@ -339,7 +373,8 @@ template <class F> struct Attention {
     if (query_vectors.on()) {
       // Products with keys lack the same factor as those of queries and keys, unless these have it already.
       const bool both = !c.query_rank && !c.rank && !c.softcap;
-      if (!both && factor != 1) for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
+      if (!both && factor != 1)
+        for (int64_t i = 0; i < t.rows; i++) times_row(scores + i * ld, t.width, factor);
       if (!both) factor = 1;
       const A scale = both || c.query_rank ? A(1) : (A)c.scale;
       few ? query_vectors.add_few(t, line, query_table_left, scale, scores, ld)
@@ -347,12 +382,15 @@ template <class F> struct Attention {
     }
     return factor;
   }
-  INLINE void times_row(A* s, int64_t width, A factor) { for (int64_t j = 0; j < width; j += L) store(s + j, load(s + j) * set(factor)); }
+  INLINE void times_row(A* s, int64_t width, A factor) {
+    for (int64_t j = 0; j < width; j += L) store(s + j, load(s + j) * set(factor));
+  }
 
   void add_by_row(const Tile& t, int64_t i, A* s, A factor) {
     if (factor != 1) times_row(s, t.width, factor);
     if (line.listed && c.bias.data) add_listed(s, t, t.i + i, line, bias_ends, bias);
-    if (line.listed && key_vectors.on()) add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
+    if (line.listed && key_vectors.on())
+      add_listed(s, t, t.i + i, line, key_vectors.part, key_vectors.products + i * key_vectors.pitch);
     for (int64_t l = 0; l < c.levels; l++) {
       const Vec<A> level = set(query_levels[i * c.levels + l]);
       const A* x = key_levels + l * keys_up + t.j;
@@ -361,8 +399,10 @@ template <class F> struct Attention {
     if (c.dense.data)
       by_dtype(c.dense.dtype, c.dense.data, [&](const auto* data) {
         const auto* x = data + start_of(c.dense, b, h, t.i + i) + t.j * c.dense.stride[3];
-        if (c.dense.stride[3] == 1) for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
-        else for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
+        if (c.dense.stride[3] == 1)
+          for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j]);
+        else
+          for (int64_t j = 0; j < t.real; j++) s[j] += (A)widen(x[j * c.dense.stride[3]]);
       });
   }
 
@@ -495,8 +535,8 @@ template <class F> struct Attention {
     times_row(output + i * dv, dv, smaller_by);
   }
 
-  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, if there is one, and returns their sum. Without
-  // ``WIDE`` only ``narrow`` gets them.
+  // Turns a row of scores into weights, which ``narrow`` gets in bfloat16, if there is one, and returns their sum.
+  // Without ``WIDE`` only ``narrow`` gets them.
   template <bool WIDE> static A put_weights(A* s, F* narrow, int64_t width, Span span, A top) {
     Vec<A> sum = set(A(0));
     const Vec<A> most = set(top);
@@ -569,7 +609,9 @@ template <class F> struct Attention {
       write_rows<A>(rounded_off(), b, h, t.i + i, 1, c.value_dim, row, dv, A(1));
     }
   }
-  Tensor rounded_off() const { return {(char*)c.rounded_off, c.dtype, {c.heads * c.n_q * c.value_dim, c.n_q * c.value_dim, c.value_dim, 1}}; }
+  Tensor rounded_off() const {
+    return {(char*)c.rounded_off, c.dtype, {c.heads * c.n_q * c.value_dim, c.n_q * c.value_dim, c.value_dim, 1}};
+  }
   static float logarithm(float x) { return __builtin_logf(x); }
   static double logarithm(double x) { return __builtin_log(x); }
 
@@ -595,7 +637,8 @@ template <class F> struct Attention {
     if (d_query_table_rows && !c.query_rank) {
       const int64_t depth = query_vectors.vectors.depth;
       for (int64_t j = 0; j < c.n_k; j++)
-        for (int64_t e = 0; e < depth; e++) d_keys[(j / 64 * dk + e) * 64 + j % 64] += d_query_table_rows[j * depth + e];
+        for (int64_t e = 0; e < depth; e++)
+          d_keys[(j / 64 * dk + e) * 64 + j % 64] += d_query_table_rows[j * depth + e];
     }
     if (c.d_key.data) write_transposed<A>(d_keys, c.n_k, c.head_dim, dk, c.d_key, item, key_head, (A)c.scale, block64);
     if (c.d_value.data) write_transposed<A>(d_values, c.n_k, c.value_dim, dv, c.d_value, item, key_head, A(1), block64);
@@ -620,8 +663,12 @@ template <class F> struct Attention {
     const int64_t pitch = up(bq, 32);
     if (c.head_dim) transpose_rows<F>(query.at, query.pitch, t.rows, dk, query_turned, pitch, pair_scratch);
     transpose_rows<F>(d_output.at, d_output.pitch, t.rows, dv, gradient_turned, pitch, pair_scratch);
-    if (d_factors) transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr), zero(d_query_factors, bq * rk);
-    if (key_table_turned) transpose_rows<A>(key_table_rows, key_vectors.depth, t.rows, key_vectors.depth, key_table_turned, up(bq, 16), nullptr);
+    if (d_factors)
+      transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr),
+          zero(d_query_factors, bq * rk);
+    if (key_table_turned)
+      transpose_rows<A>(key_table_rows, key_vectors.depth, t.rows, key_vectors.depth, key_table_turned, up(bq, 16),
+                        nullptr);
     if (d_key_table_rows) zero(d_key_table_rows, t.rows * key_vectors.depth);
     if (d_query_levels) zero(d_query_levels, t.rows * c.levels);
     zero(d_query, t.rows * dk);
@@ -643,7 +690,8 @@ template <class F> struct Attention {
     }
     if (kept) {
       draw_kept(t, i);
-      for (int64_t j = 0; j < t.width; j += L) store(d + j, (across ? load(d + j) + values.at(j) : load(d + j)) * load(kept + j));
+      for (int64_t j = 0; j < t.width; j += L)
+        store(d + j, (across ? load(d + j) + values.at(j) : load(d + j)) * load(kept + j));
       across = false;
     }
     Span span;
@@ -656,7 +704,8 @@ template <class F> struct Attention {
     const auto with_values = [=](int64_t j, Vec<A> x, Vec<A>&) { weigh(j, x, load(d + j) + values.at(j)); };
     across ? finish(t, sides, i, factor, span, minus, with_values) : finish(t, sides, i, factor, span, minus, plain);
     clear_around(s, t.width, span), clear_around(d, t.width, span);
-    if (kept) for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
+    if (kept)
+      for (int64_t j = 0; j < t.width; j += L) store(s + j, load(s + j) * load(kept + j));
   }
 
   // ``add``: to the gradients of the tile's keys and values
@@ -666,7 +715,8 @@ template <class F> struct Attention {
     if (key_vectors.on()) key_vectors.clear(t.rows);
     const A factor = multiply(t);
     multiply_rows(t, d_output, dv, values_turned, gradients);
-    if (t.width < bk) for (int64_t i = 0; i < t.rows; i++) store(gradients + i * ld + t.width, set(A(0)));  // for diagonals
+    if (t.width < bk)
+      for (int64_t i = 0; i < t.rows; i++) store(gradients + i * ld + t.width, set(A(0)));  // for diagonals
     for (int64_t i = 0; i < t.rows; i++) {
       weigh_row(t, sides, i, factor);
       const A *s = scores + i * ld, *d = gradients + i * ld;
@@ -679,7 +729,8 @@ template <class F> struct Attention {
         for (int64_t j = 0; j < t.real; j++) to[j] += d[j];
       }
       // While they are in the first cache; the soft cap changes them later.
-      if constexpr (halves) if (!tangents && (i % 2 || i + 1 == t.rows)) narrow_two(t, i / 2 * 2);
+      if constexpr (halves)
+        if (!tangents && (i % 2 || i + 1 == t.rows)) narrow_two(t, i / 2 * 2);
     }
     if (bias_sums && !line.listed) collect_bias(t, sides.bias);
     if (d_query_levels)
@@ -706,12 +757,17 @@ template <class F> struct Attention {
 
   void collect_bias(const Tile& t, int side) {
     if (side == 0 && line.query_stride > 16) {  // There are more diagonals than vectors in all rows.
-      for (int64_t i = 0; i < t.rows; i++) collect(gradients + i * ld, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i + i)), bias_ends, bias_sums);
+      for (int64_t i = 0; i < t.rows; i++)
+        collect(gradients + i * ld, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i + i)), bias_ends,
+                bias_sums);
       return;
     }
-    if (side == 0) return collect_diagonals(gradients, ld, t.rows, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i)), line.query_stride, bias_ends, bias_sums);
+    if (side == 0)
+      return collect_diagonals(gradients, ld, t.rows, t.width, bias_ends.origin(line.key(t.j) - line.query(t.i)),
+                               line.query_stride, bias_ends, bias_sums);
     Vec<A> all = set(A(0));
-    for (int64_t i = 0; i < t.rows; i++) for (int64_t j = 0; j < t.width; j += L) all = all + load(gradients + i * ld + j);
+    for (int64_t i = 0; i < t.rows; i++)
+      for (int64_t j = 0; j < t.width; j += L) all = all + load(gradients + i * ld + j);
     A* to = bias_sums + (side < 0 ? 0 : 16 + bias_ends.length);
     store(to, load(to) + all);
   }
@@ -721,38 +777,47 @@ template <class F> struct Attention {
     const int64_t pitch = up(bq, 32), rows = up(t.rows, step);
     if (d_factors) {
       product<A>(t.rows, rk, t.real, gradients, ld, factors_copy + t.j * rk, rk, d_query_factors, rk, true);
-      product_to_panels<A>(rk, t.width, t.rows, factors_turned_rows, up(bq, 16), gradients, ld, d_factors, rk, t.j, true);
+      product_to_panels<A>(rk, t.width, t.rows, factors_turned_rows, up(bq, 16), gradients, ld, d_factors, rk, t.j,
+                           true);
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(wide_gradient, turned(wide_gradient, gradient_turned, t.rows, dv), halves ? up(bq, 16) : pitch, t.rows, reach(t));
+      value_vectors.learn(wide_gradient, turned(wide_gradient, gradient_turned, t.rows, dv),
+                          halves ? up(bq, 16) : pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
       if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows, reach(t));
       else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows, reach(t));
       if (key_table_turned) key_vectors.learn(key_table_left, key_table_turned, up(bq, 16), t.rows, reach(t));
-      else if (c.d_key_table) key_vectors.learn(key_table_left, turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch, t.rows, reach(t));
+      else if (c.d_key_table)
+        key_vectors.learn(key_table_left, turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch,
+                          t.rows, reach(t));
     }
-    if (query_vectors.on()) query_vectors.collect(t, line, gradients, ld, query_table_left, turned_keys_of_table(), d_query_table_rows);
+    if (query_vectors.on())
+      query_vectors.collect(t, line, gradients, ld, query_table_left, turned_keys_of_table(), d_query_table_rows);
     if (tangents)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
           const Vec<A> x = load(tangents + i * ld + j), d = load(gradients + i * ld + j);
           store(gradients + i * ld + j, d - d * x * x);
         }
-    const Unit<F> *weights = (Unit<F>*)scores, *changes = (Unit<F>*)gradients;
+    const Unit<F>* weights = (Unit<F>*)scores;
+    const Unit<F>* changes = (Unit<F>*)gradients;
     const F* left = (F*)gradients;
     int64_t units = ld, left_pitch = ld;
     const Unit<F>* right = (const Unit<F>*)key.at + t.j * key.pitch;
     int64_t right_pitch = key.pitch;
     if constexpr (halves) {
-      if (tangents) for (int64_t i = 0; i < t.rows; i += 2) narrow_two(t, i);
+      if (tangents)
+        for (int64_t i = 0; i < t.rows; i += 2) narrow_two(t, i);
       weights = weight_pairs, changes = gradient_pairs, left = narrow_rows;
       units = left_pitch = bk, right = keys_packed + t.j / 2 * dk, right_pitch = dk;
     }
-    if (c.d_value.data) product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j, add);
-    if (c.d_key.data) product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j, add);
+    if (c.d_value.data)
+      product_to_panels<F>(dv, t.width, rows, gradient_turned, pitch, weights, units, d_values, dv, t.j, add);
+    if (c.d_key.data)
+      product_to_panels<F>(dk, t.width, rows, query_turned, pitch, changes, units, d_keys, dk, t.j, add);
     if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
   }
 
@@ -788,7 +853,9 @@ template <class F> struct Attention {
     if (c.d_query.data) write_rows<A>(c.d_query, b, h, t.i, t.rows, c.head_dim, d_query, dk, (A)c.scale);
     for (int64_t i = 0; i < t.rows; i++) {
       const int64_t row = (b * c.heads + h) * c.n_q + t.i + i;
-      auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) { __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width); };
+      auto put = [&](void* out, const A* from, int64_t width, int64_t pitch) {
+        __builtin_memcpy((A*)out + row * width, from + i * pitch, sizeof(A) * width);
+      };
       if (c.d_query_factors) put(c.d_query_factors, d_query_factors, c.rank, rk);
       if (d_key_table_rows) put(c.d_key_table_factors, d_key_table_rows, c.key_rank, key_vectors.depth);
       if (c.d_query_levels) put(c.d_query_levels, d_query_levels, c.levels, c.levels);
@@ -804,19 +871,26 @@ template <class F> struct Attention {
       for (int64_t t = 0; t < ends.length; t++) to[t] = first ? sums[16 + t] : to[t] + sums[16 + t];
     };
     if (bias_sums) put_table(c.d_bias, bias_sums, bias_ends);
-    if (c.d_key_table) key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width, c.key_rank ? A(1) : (A)c.scale, first, block64);
+    if (c.d_key_table)
+      key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width,
+                               c.key_rank ? A(1) : (A)c.scale, first, block64);
     if (c.d_query_table) {
       const Vectors<A>& vectors = query_vectors.vectors;
-      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width, c.query_rank ? A(1) : (A)c.scale, first, block64);
+      vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width,
+                           c.query_rank ? A(1) : (A)c.scale, first, block64);
     }
     const int64_t rows = ((row_part * c.batch + b) * c.heads + h) * c.n_k;
     if (d_query_table_rows && c.query_rank)
       for (int64_t j = 0; j < c.n_k; j++)
-        __builtin_memcpy((A*)c.d_query_table_factors + (rows + j) * c.query_rank, d_query_table_rows + j * query_vectors.vectors.depth, sizeof(A) * c.query_rank);
+        __builtin_memcpy((A*)c.d_query_table_factors + (rows + j) * c.query_rank,
+                         d_query_table_rows + j * query_vectors.vectors.depth, sizeof(A) * c.query_rank);
     if (c.d_key_levels)
       for (int64_t j = 0; j < c.n_k; j++)
-        for (int64_t l = 0; l < c.levels; l++) ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
-    if (c.d_value_table) value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim, A(1), first, block64);
+        for (int64_t l = 0; l < c.levels; l++)
+          ((A*)c.d_key_levels)[(rows + j) * c.levels + l] = d_key_levels[l * keys_up + j];
+    if (c.d_value_table)
+      value_vectors.put_gradient((A*)c.d_value_table + place * value_vectors.whole.length * c.value_dim, c.value_dim,
+                                 A(1), first, block64);
     if (c.d_key_factors) {
       A* to = (A*)c.d_key_factors + rows * c.rank;
       const Tensor out{(char*)to, DTYPE<A>, {0, 0, c.rank, 1}};
@@ -826,9 +900,11 @@ template <class F> struct Attention {
 
   void run(int64_t task) {
     key_part = task % key_parts, task /= key_parts;
-    const int64_t row_part = task % c.row_parts, key_head = task / c.row_parts % c.key_heads, part = task / c.row_parts / c.key_heads;
+    const int64_t row_part = task % c.row_parts, key_head = task / c.row_parts % c.key_heads,
+                  part = task / c.row_parts / c.key_heads;
     const int64_t first_block = blocks * row_part / c.row_parts, last_block = blocks * (row_part + 1) / c.row_parts;
-    const int64_t from = c.batch * part / c.batch_parts, to = c.batch * (part + 1) / c.batch_parts, panels = keys_up / 64;
+    const int64_t from = c.batch * part / c.batch_parts, to = c.batch * (part + 1) / c.batch_parts,
+                  panels = keys_up / 64;
     const int64_t first_key = panels * key_part / key_parts * 64;
     const int64_t last_key = smaller(c.n_k, panels * (key_part + 1) / key_parts * 64);
     for (int64_t item = from; item < to; item++) {
@@ -860,7 +936,8 @@ template <class F> int run(const Call& c, int64_t* next, int64_t tasks, void* pa
 #if WITH_TILES
   if constexpr (Attention<F>::halves) begin_tiles();
 #endif
-  if (next) for (int64_t task; (task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < tasks;) attention.run(task);
+  if (next)
+    for (int64_t task; (task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < tasks;) attention.run(task);
   else attention.join_parts();
 #if WITH_TILES
   if constexpr (Attention<F>::halves) end_tiles();

@@ -14,7 +14,7 @@
 
 namespace whereformer {
 
-// Each set of instructions computes tasks of a call, as attention.cpp's ``run``, and returns 0, or 1 if there is no memory.
+// Each set of instructions computes tasks of a call, as attention.cpp's ``run``, and returns 0, or 1 without memory.
 #define DECLARE(level) int level_##level(const Call&, int64_t* next, int64_t tasks, void* parts);
 LEVELS(DECLARE)
 #define ADDRESS(level) level_##level,
@@ -34,7 +34,8 @@ EXPORT const char* whereformer_levels() { return LEVELS(NAME); }
 // Computes a call. Returns 0; 1 if there was no memory; 2 if the struct is not this library's.
 EXPORT int whereformer_attention(const Call* call) {
   if (call->bytes != (int64_t)sizeof(Call) || call->level < 0 || call->level >= (int64_t)std::size(levels)) return 2;
-  const int64_t key_parts = key_parts_of(*call), tasks = call->batch_parts * call->key_heads * call->row_parts * key_parts;
+  const int64_t key_parts = key_parts_of(*call),
+                tasks = call->batch_parts * call->key_heads * call->row_parts * key_parts;
   const auto level = levels[call->level];
   std::unique_ptr<char[]> parts;
   if (key_parts > 1) {

@@ -5,9 +5,12 @@
 namespace whereformer {
 namespace LEVEL {
 
-// Part of a head's queries, and some keys: ``width`` columns of scores of which ``real`` are keys. ``partial``: a pair may be
-// forbidden.
-struct Tile { int64_t i, rows, j, width, real; bool partial; };
+// Part of a head's queries, and some keys: ``width`` columns of scores of which ``real`` are keys. ``partial``: a pair
+// may be forbidden.
+struct Tile {
+  int64_t i, rows, j, width, real;
+  bool partial;
+};
 
 // Numbers too far apart to be positions give some other number.
 INLINE int64_t offset_between(int64_t query, int64_t key) { return (int64_t)((uint64_t)key - (uint64_t)query); }
@@ -40,8 +43,8 @@ inline void find_runs(const int64_t* keys, int64_t n, uint8_t* runs) {
   }
 }
 
-// A table's entries at ``length`` offsets from ``first`` on. In memory its ends are repeated 16 times on both sides, so that
-// the entries of any 16 offsets in a row are one load.
+// A table's entries at ``length`` offsets from ``first`` on. In memory its ends are repeated 16 times on both sides, so
+// that the entries of any 16 offsets in a row are one load.
 struct Ends {
   int64_t first = 0, length = 0;
   INLINE int64_t pitch() const { return up(length + 32, 16); }
@@ -65,8 +68,12 @@ struct Ends {
     constexpr int64_t far = (int64_t)1 << 40;
     return (int64_t)between<__int128>((__int128)offset - first + 16, -far, far + length);
   }
-  template <class A> INLINE void pad(A* row) const { store(row, set(row[16])), store(row + 16 + length, set(row[15 + length])); }
-  template <class A> INLINE void fold(A* row) const { row[16] += total(load(row)), row[15 + length] += total(load(row + 16 + length)); }
+  template <class A> INLINE void pad(A* row) const {
+    store(row, set(row[16])), store(row + 16 + length, set(row[15 + length]));
+  }
+  template <class A> INLINE void fold(A* row) const {
+    row[16] += total(load(row)), row[15 + length] += total(load(row + 16 + length));
+  }
   // Where a tile's offsets are: all at the first entry (-1), all at the last (1), or across (0)
   int side(int64_t least, int64_t most) const { return most <= first ? -1 : least >= first + length - 1 ? 1 : 0; }
 };
@@ -79,58 +86,71 @@ template <class A> struct Added {
 };
 
 // Calls run(first column, place) for 16 listed keys in a row, and one(column, place) for each other key of a tile.
-template <class Run_, class One_> INLINE void by_listed(const Tile& t, int64_t i, const Line& line, const Ends& ends, Run_ run, One_ one) {
+template <class Run_, class One_> INLINE void by_listed(const Tile& t, int64_t i, const Line& line, const Ends& ends,
+                                                        Run_ run, One_ one) {
   const int64_t query = line.query(i);
   const int64_t* keys = line.keys + t.j;
   for (int64_t j = 0; j < t.real; j += 16) {
     if (line.runs[(t.j + j) / 16]) run(j, ends.place(keys[j] - query));
-    else for (int64_t e = j; e < smaller(j + 16, t.real); e++) one(e, 16 + ends.column(offset_between(query, keys[e])));
+    else
+      for (int64_t e = j; e < smaller(j + 16, t.real); e++) one(e, 16 + ends.column(offset_between(query, keys[e])));
   }
 }
 // s[j] += the entry at each listed offset
 template <class A> void add_listed(A* s, const Tile& t, int64_t i, const Line& line, const Ends& ends, const A* row) {
-  by_listed(t, i, line, ends, [&](int64_t j, int64_t at) { store(s + j, load(s + j) + load(row + at)); }, [&](int64_t j, int64_t at) { s[j] += row[at]; });
+  by_listed(
+      t, i, line, ends, [&](int64_t j, int64_t at) { store(s + j, load(s + j) + load(row + at)); },
+      [&](int64_t j, int64_t at) { s[j] += row[at]; });
 }
 // The transpose: adds a row's numbers to the entries at their offsets
-template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, const Line& line, const Ends& ends, A* row) {
-  by_listed(t, i, line, ends, [&](int64_t j, int64_t at) { store(row + at, load(row + at) + load(d + j)); }, [&](int64_t j, int64_t at) { row[at] += d[j]; });
+template <class A> void collect_listed(const A* d, const Tile& t, int64_t i, const Line& line, const Ends& ends,
+                                       A* row) {
+  by_listed(
+      t, i, line, ends, [&](int64_t j, int64_t at) { store(row + at, load(row + at) + load(d + j)); },
+      [&](int64_t j, int64_t at) { row[at] += d[j]; });
 }
 // The same for offsets that grow by one from ``origin`` on
 template <class A> INLINE void collect(const A* d, int64_t width, int64_t origin, const Ends& ends, A* row) {
   Vec<A> before = set(A(0)), after = before;
   int64_t j = 0;
   for (; j < width && origin + j <= 0; j += 16) before = before + load(d + j);
-  for (; j < width && origin + j < ends.length + 16; j += 16) store(row + origin + j, load(row + origin + j) + load(d + j));
+  for (; j < width && origin + j < ends.length + 16; j += 16)
+    store(row + origin + j, load(row + origin + j) + load(d + j));
   for (; j < width; j += 16) after = after + load(d + j);
   store(row, load(row) + before);
   store(row + 16 + ends.length, load(row + 16 + ends.length) + after);
 }
 // The same for a whole tile, along its diagonals, in registers. Before and after every row of ``d`` lie 16 zeros.
 template <class A>
-void collect_diagonals(const A* d, int64_t ld, int64_t rows, int64_t width, int64_t origin, int64_t stride, const Ends& ends, A* row) {
+void collect_diagonals(const A* d, int64_t ld, int64_t rows, int64_t width, int64_t origin, int64_t stride,
+                       const Ends& ends, A* row) {
   for (int64_t s = origin - stride * (rows - 1); s < origin + width; s += 16) {
     const int64_t low = origin - s - 15, high = width - 1 + origin - s;
     int64_t i = low > 0 ? (low + stride - 1) / stride : 0;
     const int64_t end = smaller(rows, high / stride + 1), step = ld + stride;
     const A* x = d + (s - origin) + i * step;
     Vec<A> a = set(A(0)), b = a, e = a, f = a;
-    for (; i + 4 <= end; i += 4, x += 4 * step) a = a + load(x), b = b + load(x + step), e = e + load(x + 2 * step), f = f + load(x + 3 * step);
+    for (; i + 4 <= end; i += 4, x += 4 * step)
+      a = a + load(x), b = b + load(x + step), e = e + load(x + 2 * step), f = f + load(x + 3 * step);
     for (; i < end; i++, x += step) a = a + load(x);
     A* to = row + between<int64_t>(s, 0, ends.length + 16);
     store(to, load(to) + ((a + b) + (e + f)));
   }
 }
 
-// The offsets that a tile's rows read: of the first row from ``least`` up to, but without, ``end``, and of each later one by
-// ``step`` more. Without limits if ``any``: every row may read all offsets of the tile.
-struct Reach { bool any; int64_t least, end, step; };
+// The offsets that a tile's rows read: of the first row from ``least`` up to, but without, ``end``, and of each later
+// one by ``step`` more. Without limits if ``any``: every row may read all offsets of the tile.
+struct Reach {
+  bool any;
+  int64_t least, end, step;
+};
 
 // A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset.
 template <class A> struct Vectors {
-  Ends whole, part;              // all offsets; those of the tile
-  int64_t from = 0, depth = 0;   // the part's first column, a multiple of 16; the padded width of a vector
+  Ends whole, part;             // all offsets; those of the tile
+  int64_t from = 0, depth = 0;  // the part's first column, a multiple of 16; the padded width of a vector
   int64_t pitch = 0;
-  const A* table = nullptr;      // the vectors one after another, ``depth`` numbers each
+  const A* table = nullptr;  // the vectors one after another, ``depth`` numbers each
   A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr, *last = nullptr;
 
   bool on() const { return whole.length > 0; }
@@ -152,7 +172,8 @@ template <class A> struct Vectors {
   void enter(const A* x, int64_t width) {
     table = copy ? copy : x;
     if (width < depth) zero(copy, whole.length * depth);
-    for (int64_t t = 0; copy && width && t < whole.length; t++) __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
+    for (int64_t t = 0; copy && width && t < whole.length; t++)
+      __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
     if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
     if (gradient) zero(gradient, up(whole.length, 64) * depth), zero(last, depth);
   }
@@ -167,8 +188,10 @@ template <class A> struct Vectors {
     constexpr int64_t few = 24;
     if (reach.any) return f((int64_t)0, rows, (int64_t)0, part.length);
     for (int64_t i = 0; i < rows; i += few) {
-      const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step, other = one + (count - 1) * reach.step;
-      const int64_t begin = part.column(smaller(one, other)) / 16 * 16, end = part.column(larger(one, other) + (reach.end - reach.least - 1)) + 1;
+      const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step,
+                    other = one + (count - 1) * reach.step;
+      const int64_t begin = part.column(smaller(one, other)) / 16 * 16,
+                    end = part.column(larger(one, other) + (reach.end - reach.least - 1)) + 1;
       f(i, count, begin, end - begin);
     }
   }
@@ -179,12 +202,16 @@ template <class A> struct Vectors {
       const Rows<A> left{x.at + i * x.pitch, x.pitch};
       if (!transposed) return dots<A>(count, columns, depth, left, {vector(from + column), depth}, to, pitch, false);
       const bool alone = stands_alone(column + columns);
-      product_of_panels<A>(count, up(columns - alone, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth, from + column, to, pitch, false);
-      if (alone) for (int64_t r = 0; r < count; r++) to[r * pitch + columns - 1] = dot(x.at + (i + r) * x.pitch, vector(whole.length - 1), depth);
+      product_of_panels<A>(count, up(columns - alone, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth,
+                           from + column, to, pitch, false);
+      if (alone)
+        for (int64_t r = 0; r < count; r++)
+          to[r * pitch + columns - 1] = dot(x.at + (i + r) * x.pitch, vector(whole.length - 1), depth);
     });
     for (int64_t i = 0; i < rows; i++) {
       A* row = products + i * pitch;
-      if (scale != 1) for (int64_t t = 0; t < part.length; t++) row[16 + t] *= scale;
+      if (scale != 1)
+        for (int64_t t = 0; t < part.length; t++) row[16 + t] *= scale;
       part.pad(row);
     }
   }
@@ -199,7 +226,8 @@ template <class A> struct Vectors {
   // out (rows, depth) += sums . table
   void add_to(A* out, int64_t ld, int64_t rows, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
-      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, vector(from + column), depth, out + i * ld, ld, true);
+      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, vector(from + column), depth,
+                 out + i * ld, ld, true);
     });
   }
   // gradient^T += x^T . sums, where ``turned`` is x^T
@@ -207,16 +235,19 @@ template <class A> struct Vectors {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
       const A* d = sums + i * pitch + 16 + column;
       const bool alone = stands_alone(column + columns);
-      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth, from + column, true);
+      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth,
+                           from + column, true);
       for (int64_t r = 0; alone && r < count; r++)
-        for (int64_t e = 0; e < depth; e += L) store(last + e, fma(set(d[r * pitch + columns - 1]), load(x.at + (i + r) * x.pitch + e), load(last + e)));
+        for (int64_t e = 0; e < depth; e += L)
+          store(last + e, fma(set(d[r * pitch + columns - 1]), load(x.at + (i + r) * x.pitch + e), load(last + e)));
     });
   }
   // Writes the gradient of a head's vectors, or adds it; ``block`` is scratch (16, depth)
   void put_gradient(A* out, int64_t width, A scale, bool first, A* block) const {
     for (int64_t t = 0; t < whole.length; t += 16) {
       const bool alone = whole.length % 16 == 1 && t + 1 == whole.length;
-      for (int64_t e = 0; !alone && e < depth; e += 16) transpose16(gradient + t / 64 * 64 * depth + e * 64 + t % 64, 64, block + e, depth, 16);
+      for (int64_t e = 0; !alone && e < depth; e += 16)
+        transpose16(gradient + t / 64 * 64 * depth + e * 64 + t % 64, 64, block + e, depth, 16);
       for (int64_t r = 0; r < smaller<int64_t>(16, whole.length - t); r++) {
         const A* row = alone ? last : block + r * depth;
         A* to = out + (t + r) * width;
@@ -226,10 +257,10 @@ template <class A> struct Vectors {
   }
 };
 
-// --- a table of vectors that keys meet, the mirror of one that queries meet: what a query reads of the keys' products lies
-// on a diagonal
+// --- a table of vectors that keys meet, the mirror of one that queries meet: what a query reads of the keys' products
+// lies on a diagonal
 
-// Some keys at a time are multiplied with the vectors that the block's queries read: from one multiple of ``FEW`` to the next.
+// Some keys at a time are multiplied with the vectors that the block's queries read: between multiples of ``FEW``.
 constexpr int64_t FEW = 32;
 
 template <class A> struct Mirror {
@@ -254,12 +285,13 @@ template <class A> struct Mirror {
       f(few, line.listed ? 0 : vectors.part.side(least, most), j - t.j);
     }
   }
-  // Calls f(first column, columns, end of queries, queries, place) for 16 keys and 16 queries at a time, whose entries go up
-  // by one from query to query before: ``place`` is that of the first key and the last query.
+  // Calls f(first column, columns, end of queries, queries, place) for 16 keys and 16 queries at a time, whose entries
+  // go up by one from query to query before: ``place`` is that of the first key and the last query.
   template <class F_> INLINE void by_squares(const Tile& few, const Line& line, F_ f) const {
     for (int64_t end = few.rows; end > 0; end -= 16)
       for (int64_t e = 0; e < few.real; e += 16)
-        f(e, smaller<int64_t>(16, few.real - e), end, smaller<int64_t>(16, end), vectors.part.origin(line.key(few.j + e) - line.query(few.i + end - 1)));
+        f(e, smaller<int64_t>(16, few.real - e), end, smaller<int64_t>(16, end),
+          vectors.part.origin(line.key(few.j + e) - line.query(few.i + end - 1)));
   }
   Reach reach(const Tile& few, const Line& line) const {
     if (line.listed) return {true, 0, 0, 0};
@@ -276,7 +308,8 @@ template <class A> struct Mirror {
     for (int64_t j = 0; j < t.real; j++)
       for (int64_t i = 0; i < t.rows; i++) {
         const int64_t offset = offset_between(line.query(t.i + i), line.key(t.j + j));
-        scores[i * ld + j] += scale * dot(x.at + j * x.pitch, vectors.vector(vectors.whole.column(offset)), vectors.depth);
+        scores[i * ld + j] +=
+            scale * dot(x.at + j * x.pitch, vectors.vector(vectors.whole.column(offset)), vectors.depth);
       }
   }
   // The same for many queries and all keys ``x``
@@ -299,7 +332,8 @@ template <class A> struct Mirror {
           if (origin >= 0 && origin + 15 <= length + 16) {
             transpose16(p + e * pitch + origin, pitch + 1, turned, 16, keys);
           } else {
-            for (int64_t key = 0; key < keys; key++) store(square + 16 * key, load(p + (e + key) * pitch + place_of(origin + key)));
+            for (int64_t key = 0; key < keys; key++)
+              store(square + 16 * key, load(p + (e + key) * pitch + place_of(origin + key)));
             transpose16(square, 16, turned, 16, keys);
           }
           for (int64_t r = 0; r < queries; r++) {
@@ -323,7 +357,8 @@ template <class A> struct Mirror {
           Vec<A> sum = set(A(0));
           for (int64_t i = 0; i < few.rows; i++) sum = sum + load(d + i * ld + e);
           store(square, sum);
-          for (int64_t key = e; key < smaller(e + 16, few.real); key++) sums[key * pitch + (side < 0 ? 16 : 15 + length)] = square[key - e];
+          for (int64_t key = e; key < smaller(e + 16, few.real); key++)
+            sums[key * pitch + (side < 0 ? 16 : 15 + length)] = square[key - e];
         }
       } else if (line.listed || line.query_stride != 1) {
         for (int64_t i = 0; i < few.rows; i++)
@@ -339,7 +374,9 @@ template <class A> struct Mirror {
       }
       vectors.fold(few.real);
       if (d_x) vectors.add_to(d_x + few.j * vectors.depth, vectors.depth, few.real, reach(few, line));
-      if (vectors.gradient) vectors.learn({x.at + few.j * x.pitch, x.pitch}, panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64, few.real, reach(few, line));
+      if (vectors.gradient)
+        vectors.learn({x.at + few.j * x.pitch, x.pitch}, panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64,
+                      few.real, reach(few, line));
     });
   }
 };

@@ -1,5 +1,5 @@
-// C (+)= A B. A lies row by row. B's numbers are "units": float32 and float64 as they are, bfloat16 as pairs of two rows, so
-// that [k / 2][n] holds B[k][n] and B[k + 1][n]. The number of columns is a multiple of 16.
+// C (+)= A B. A lies row by row. B's numbers are "units": float32 and float64 as they are, bfloat16 as pairs of two
+// rows, so that [k / 2][n] holds B[k][n] and B[k + 1][n]. The number of columns is a multiple of 16.
 #pragma once
 #include "simd.h"
 
@@ -16,8 +16,18 @@ namespace whereformer {
 namespace LEVEL {
 
 typedef uint32_t PairsPart __attribute__((vector_size(BYTES)));
-template <class F> struct Units { typedef F Unit; typedef F Sum; typedef Part<F> Right; static constexpr int64_t step = 1; };
-template <> struct Units<bf16> { typedef uint32_t Unit; typedef float Sum; typedef PairsPart Right; static constexpr int64_t step = 2; };
+template <class F> struct Units {
+  typedef F Unit;
+  typedef F Sum;
+  typedef Part<F> Right;
+  static constexpr int64_t step = 1;
+};
+template <> struct Units<bf16> {
+  typedef uint32_t Unit;
+  typedef float Sum;
+  typedef PairsPart Right;
+  static constexpr int64_t step = 2;
+};
 template <class F> using Unit = typename Units<F>::Unit;
 template <class F> using Sum = typename Units<F>::Sum;  // the dtype of scores
 
@@ -29,7 +39,8 @@ INLINE Part<float> times(Part<float> c, PairsPart a, PairsPart b) {
 #if defined(__AVX512BF16__)
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 #else
-  return (Part<float>)(b & 0xffff0000) * (Part<float>)(a & 0xffff0000) + ((Part<float>)(b << 16) * (Part<float>)(a << 16) + c);
+  return (Part<float>)(b & 0xffff0000) * (Part<float>)(a & 0xffff0000) +
+         ((Part<float>)(b << 16) * (Part<float>)(a << 16) + c);
 #endif
 }
 INLINE Part<float> times(Part<float> c, uint32_t a, PairsPart b) { return times(c, PairsPart{} + a, b); }
@@ -57,7 +68,9 @@ INLINE void block(const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>
     }
   }
   // Sums of sums round less than one long sum.
-  if (add) UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] += load_part<P>(c + r * ldc + w * lanes);
+  if (add)
+    UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) sums[r][w] +=
+        load_part<P>(c + r * ldc + w * lanes);
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) store_part(c + r * ldc + w * lanes, sums[r][w]);
 }
 
@@ -67,13 +80,15 @@ template <class F> constexpr int HEIGHT = BYTES == 16 ? 2 : sizeof(Sum<F>) == 8 
 template <class F> constexpr int64_t WIDTH = BYTES == 64 && sizeof(Sum<F>) == 4 ? 64 : L;
 
 template <class F, int R, int W, class B>
-INLINE void up_to(int64_t m, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
+INLINE void up_to(int64_t m, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k,
+                  bool add) {
   if (m >= R) return block<F, R, W>(a, lda, b, ldb, c, ldc, k, add);
   if constexpr (R > 1) up_to<F, R - 1, W>(m, a, lda, b, ldb, c, ldc, k, add);
 }
 // Some rows and ``columns`` (a multiple of 16, at most WIDTH)
 template <class F, class B>
-INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, int64_t k, bool add) {
+INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c,
+                  int64_t ldc, int64_t k, bool add) {
   constexpr int R = HEIGHT<F>, one = Vec<Sum<F>>::N;
   if constexpr (WIDTH<F> == L) return up_to<F, R, one>(m, a, lda, b, ldb, c, ldc, k, add);
   else if (columns >= 64) return up_to<F, R, 4 * one>(m, a, lda, b, ldb, c, ldc, k, add);
@@ -82,13 +97,14 @@ INLINE void strip(int64_t m, int64_t columns, const Unit<F>* a, int64_t lda, con
   else return up_to<F, R, one>(m, a, lda, b, ldb, c, ldc, k, add);
 }
 
-// The length of sums after which C goes back to memory: short sums round less, and with AVX2 the rows of B that are read
-// stay in the first cache.
+// The length of sums after which C goes back to memory: short sums round less, and with AVX2 the rows of B that are
+// read stay in the first cache.
 constexpr int64_t SPAN = BYTES == 64 ? 256 : 64;
 
 // ``lda`` and ``k`` are in numbers of F, ``ldb`` in units, ``ldc`` in sums. Left factors of bfloat16 are even in both.
 template <class F, class B>
-void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
+void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, const B* b, int64_t ldb, Sum<F>* c,
+                  int64_t ldc, bool add) {
   constexpr int64_t step = Units<F>::step, R = HEIGHT<F>, W = WIDTH<F>;
   const Unit<F>* a = (const Unit<F>*)left;
   lda /= step;
@@ -103,7 +119,7 @@ void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, c
 }
 
 #if WITH_TILES
-// The eight tile registers of AMX, 16 rows of 64 bytes each; where the compiler knows no AMX, the same in memory, for tests.
+// The eight tile registers of AMX, each 16 rows of 64 bytes; if the compiler lacks AMX, the same in memory, for tests.
 #if defined(__AMX_BF16__)
 // GCC does not know what tiles are loaded from: what was written there has to be there.
 #define TILE_BARRIER(at) __asm__ volatile("" : : "r"(at) : "memory")
@@ -111,7 +127,11 @@ void in_registers(int64_t m, int64_t n, int64_t k, const F* left, int64_t lda, c
 #define TILE_LOAD(t, at, stride) _tile_loadd(t, at, stride)
 #define TILE_STORE(t, at, stride) _tile_stored(t, at, stride)
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
-struct TileShapes { uint8_t palette = 1, start = 0, reserved[14] = {}; uint16_t bytes[16] = {}; uint8_t rows[16] = {}; };
+struct TileShapes {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {};
+  uint8_t rows[16] = {};
+};
 INLINE void begin_tiles() {
   TileShapes shapes;
   for (int t = 0; t < 8; t++) shapes.bytes[t] = 64, shapes.rows[t] = 16;
@@ -125,7 +145,9 @@ static thread_local uint32_t tiles_[8][16][16];
 INLINE void begin_tiles() {}
 INLINE void end_tiles() {}
 INLINE void tile_copy(bool in, int t, void* at, int64_t stride) {
-  for (int r = 0; r < 16; r++) in ? __builtin_memcpy(tiles_[t][r], (char*)at + r * stride, 64) : __builtin_memcpy((char*)at + r * stride, tiles_[t][r], 64);
+  for (int r = 0; r < 16; r++)
+    in ? __builtin_memcpy(tiles_[t][r], (char*)at + r * stride, 64)
+       : __builtin_memcpy((char*)at + r * stride, tiles_[t][r], 64);
 }
 INLINE void tile_dot(int c, int a, int b) {
   for (int r = 0; r < 16; r++)
@@ -134,7 +156,8 @@ INLINE void tile_dot(int c, int a, int b) {
       __builtin_memcpy(&sum, &tiles_[c][r][n], 4);
       for (int k = 0; k < 16; k++)
         for (int half = 0; half < 2; half++)
-          sum += widen(bf16{(uint16_t)(tiles_[a][r][k] >> 16 * half)}) * widen(bf16{(uint16_t)(tiles_[b][k][n] >> 16 * half)});
+          sum += widen(bf16{(uint16_t)(tiles_[a][r][k] >> 16 * half)}) *
+                 widen(bf16{(uint16_t)(tiles_[b][k][n] >> 16 * half)});
       __builtin_memcpy(&tiles_[c][r][n], &sum, 4);
     }
 }
@@ -146,26 +169,46 @@ INLINE void tile_dot(int c, int a, int b) {
 
 // Tiles 0 to 3 hold sums, 4 and 5 rows of A, 6 and 7 columns of B.
 template <bool TWO>
-INLINE void tile_block(int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc, bool add) {
+INLINE void tile_block(int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
+                       bool add) {
   TILE_BARRIER(a);
   if (add) {
-    TILE_LOAD(0, c, ldc * 4); TILE_LOAD(1, c + 16, ldc * 4);
-    if constexpr (TWO) { TILE_LOAD(2, c + 16 * ldc, ldc * 4); TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4); }
+    TILE_LOAD(0, c, ldc * 4);
+    TILE_LOAD(1, c + 16, ldc * 4);
+    if constexpr (TWO) {
+      TILE_LOAD(2, c + 16 * ldc, ldc * 4);
+      TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4);
+    }
   } else {
-    TILE_ZERO(0); TILE_ZERO(1);
-    if constexpr (TWO) { TILE_ZERO(2); TILE_ZERO(3); }
+    TILE_ZERO(0);
+    TILE_ZERO(1);
+    if constexpr (TWO) {
+      TILE_ZERO(2);
+      TILE_ZERO(3);
+    }
   }
   for (int64_t i = 0; i < k; i += 32) {
     TILE_LOAD(4, a + i, lda * 2);
-    TILE_LOAD(6, b + i / 2 * ldb, ldb * 4); TILE_LOAD(7, b + i / 2 * ldb + 16, ldb * 4);
-    TILE_DOT(0, 4, 6); TILE_DOT(1, 4, 7);
-    if constexpr (TWO) { TILE_LOAD(5, a + 16 * lda + i, lda * 2); TILE_DOT(2, 5, 6); TILE_DOT(3, 5, 7); }
+    TILE_LOAD(6, b + i / 2 * ldb, ldb * 4);
+    TILE_LOAD(7, b + i / 2 * ldb + 16, ldb * 4);
+    TILE_DOT(0, 4, 6);
+    TILE_DOT(1, 4, 7);
+    if constexpr (TWO) {
+      TILE_LOAD(5, a + 16 * lda + i, lda * 2);
+      TILE_DOT(2, 5, 6);
+      TILE_DOT(3, 5, 7);
+    }
   }
-  TILE_STORE(0, c, ldc * 4); TILE_STORE(1, c + 16, ldc * 4);
-  if constexpr (TWO) { TILE_STORE(2, c + 16 * ldc, ldc * 4); TILE_STORE(3, c + 16 * ldc + 16, ldc * 4); }
+  TILE_STORE(0, c, ldc * 4);
+  TILE_STORE(1, c + 16, ldc * 4);
+  if constexpr (TWO) {
+    TILE_STORE(2, c + 16 * ldc, ldc * 4);
+    TILE_STORE(3, c + 16 * ldc + 16, ldc * 4);
+  }
 }
 // What the tiles leave over (rows, columns and sums that are no multiples of theirs) is done in registers.
-inline void in_tiles(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc, bool add) {
+inline void in_tiles(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb,
+                     float* c, int64_t ldc, bool add) {
   const int64_t M = m / 16 * 16, N = n / 32 * 32, K = k / 32 * 32;
   if (M == 0 || N == 0 || K == 0) return in_registers<bf16>(m, n, k, a, lda, b, ldb, c, ldc, add);
   for (int64_t j = 0; j < N; j += 32)
@@ -179,7 +222,8 @@ inline void in_tiles(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda
 #endif
 
 template <class F, class B>
-INLINE void product(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c, int64_t ldc, bool add) {
+INLINE void product(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const B* b, int64_t ldb, Sum<F>* c,
+                    int64_t ldc, bool add) {
 #if WITH_TILES
   if constexpr (Units<F>::step == 2) return in_tiles(m, n, k, a, lda, b, ldb, c, ldc, add);
 #endif
@@ -197,7 +241,8 @@ INLINE void product_to_panels(int64_t m, int64_t n, int64_t k, const F* a, int64
   }
 }
 template <class F>
-INLINE void product_of_panels(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const Unit<F>* panels, int64_t depth, int64_t from, Sum<F>* c, int64_t ldc, bool add) {
+INLINE void product_of_panels(int64_t m, int64_t n, int64_t k, const F* a, int64_t lda, const Unit<F>* panels,
+                              int64_t depth, int64_t from, Sum<F>* c, int64_t ldc, bool add) {
   for (int64_t j = 0, next; j < n; j = next) {
     const int64_t column = from + j;
     next = smaller(n, j + 64 - column % 64);

@@ -1,5 +1,5 @@
-// Vectors of 16 numbers, made of as many parts as the processor's registers need, by the compiler's own vectors. Only what
-// those lack (a maximum, a dot product of bfloat16) is written in a processor's words, and each has a portable twin.
+// Vectors of 16 numbers, made of as many parts as the processor's registers need, by the compiler's own vectors. Only
+// what those lack (a maximum, a dot product of bfloat16) is written in a processor's words, each with a portable twin.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -48,7 +48,11 @@ template <> struct Kind<double> {
 template <class E> using Part = typename Kind<E>::Part;
 template <class E> using IntPart = typename Kind<E>::IntPart;
 
-template <class P> INLINE P load_part(const void* at) { P x; __builtin_memcpy(&x, at, sizeof(P)); return x; }
+template <class P> INLINE P load_part(const void* at) {
+  P x;
+  __builtin_memcpy(&x, at, sizeof(P));
+  return x;
+}
 template <class P> INLINE void store_part(void* at, P x) { __builtin_memcpy(at, &x, sizeof(P)); }
 
 INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
@@ -62,9 +66,10 @@ INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
 }
 INLINE Part<double> larger_part(Part<double> a, Part<double> b) { return a > b ? a : b; }
 
-// e**x for x <= 0 and a little above; NaN for NaN, which is why x comes second where the larger is taken. Below 2**-126,
-// which is nothing beside a row's largest weight of 1, it is zero, because some processors take long over denormals. The
-// relative error is about 1e-7 near 0, and without fused multiplications grows to 1e-6 where the result is of no account.
+// e**x for x <= 0 and a little above; NaN for NaN, which is why x comes second where the larger is taken. Below
+// 2**-126, which is nothing beside a row's largest weight of 1, it is zero, because denormals are slow on some
+// processors. The relative error is about 1e-7 near 0, and without fused multiplications grows to 1e-6 where the result
+// is tiny.
 INLINE Part<float> exp_part(Part<float> x) {
   constexpr float LOG2E = 1.44269504088896341f;
 #if defined(__AVX512F__)
@@ -100,15 +105,41 @@ template <class E> struct Vec {
 };
 #define EACH(E) UNROLL for (int i_ = 0; i_ < Vec<E>::N; i_++)
 
-template <class E> INLINE Vec<E> load(const E* at) { Vec<E> x; EACH(E) x.p[i_] = load_part<Part<E>>(at + i_ * (BYTES / sizeof(E))); return x; }
+template <class E> INLINE Vec<E> load(const E* at) {
+  Vec<E> x;
+  EACH(E) x.p[i_] = load_part<Part<E>>(at + i_ * (BYTES / sizeof(E)));
+  return x;
+}
 template <class E> INLINE void store(E* at, Vec<E> x) { EACH(E) store_part(at + i_ * (BYTES / sizeof(E)), x.p[i_]); }
-template <class E> INLINE Vec<E> set(E v) { Vec<E> x; EACH(E) x.p[i_] = Part<E>{} + v; return x; }
-template <class E> INLINE Vec<E> operator+(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] += y.p[i_]; return x; }
-template <class E> INLINE Vec<E> operator-(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] -= y.p[i_]; return x; }
-template <class E> INLINE Vec<E> operator*(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] *= y.p[i_]; return x; }
-template <class E> INLINE Vec<E> fma(Vec<E> x, Vec<E> y, Vec<E> z) { EACH(E) x.p[i_] = x.p[i_] * y.p[i_] + z.p[i_]; return x; }
-template <class E> INLINE Vec<E> larger_of(Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = larger_part(x.p[i_], y.p[i_]); return x; }
-template <class E> INLINE Vec<E> exp(Vec<E> x) { EACH(E) x.p[i_] = exp_part(x.p[i_]); return x; }
+template <class E> INLINE Vec<E> set(E v) {
+  Vec<E> x;
+  EACH(E) x.p[i_] = Part<E>{} + v;
+  return x;
+}
+template <class E> INLINE Vec<E> operator+(Vec<E> x, Vec<E> y) {
+  EACH(E) x.p[i_] += y.p[i_];
+  return x;
+}
+template <class E> INLINE Vec<E> operator-(Vec<E> x, Vec<E> y) {
+  EACH(E) x.p[i_] -= y.p[i_];
+  return x;
+}
+template <class E> INLINE Vec<E> operator*(Vec<E> x, Vec<E> y) {
+  EACH(E) x.p[i_] *= y.p[i_];
+  return x;
+}
+template <class E> INLINE Vec<E> fma(Vec<E> x, Vec<E> y, Vec<E> z) {
+  EACH(E) x.p[i_] = x.p[i_] * y.p[i_] + z.p[i_];
+  return x;
+}
+template <class E> INLINE Vec<E> larger_of(Vec<E> x, Vec<E> y) {
+  EACH(E) x.p[i_] = larger_part(x.p[i_], y.p[i_]);
+  return x;
+}
+template <class E> INLINE Vec<E> exp(Vec<E> x) {
+  EACH(E) x.p[i_] = exp_part(x.p[i_]);
+  return x;
+}
 
 // x where ``low <= j + lane < high``, else y
 template <class E> INLINE Vec<E> within(int64_t j, int64_t low, int64_t high, Vec<E> x, Vec<E> y) {
@@ -124,10 +155,16 @@ template <class E> INLINE Vec<E> within(int64_t j, int64_t low, int64_t high, Ve
   return x;
 }
 // x where ``flags`` is not zero, else y
-template <class E> INLINE Vec<E> where(Vec<E> flags, Vec<E> x, Vec<E> y) { EACH(E) x.p[i_] = flags.p[i_] != Part<E>{} ? x.p[i_] : y.p[i_]; return x; }
+template <class E> INLINE Vec<E> where(Vec<E> flags, Vec<E> x, Vec<E> y) {
+  EACH(E) x.p[i_] = flags.p[i_] != Part<E>{} ? x.p[i_] : y.p[i_];
+  return x;
+}
 
 // |x|, and y with the sign of x, which is 0 where x is
-template <class E> INLINE Vec<E> size_of(Vec<E> x) { EACH(E) x.p[i_] = x.p[i_] < Part<E>{} ? -x.p[i_] : x.p[i_]; return x; }
+template <class E> INLINE Vec<E> size_of(Vec<E> x) {
+  EACH(E) x.p[i_] = x.p[i_] < Part<E>{} ? -x.p[i_] : x.p[i_];
+  return x;
+}
 template <class E> INLINE Vec<E> signed_like(Vec<E> x, Vec<E> y) {
   const Part<E> zero{};
   EACH(E) y.p[i_] = x.p[i_] > zero ? y.p[i_] : x.p[i_] < zero ? -y.p[i_] : zero;
@@ -197,7 +234,12 @@ INLINE void tanh_row(double* x, int64_t n, double scale) {
 
 // --- conversions
 
-INLINE float widen(bf16 x) { const uint32_t bits = (uint32_t)x.bits << 16; float y; __builtin_memcpy(&y, &bits, 4); return y; }
+INLINE float widen(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float y;
+  __builtin_memcpy(&y, &bits, 4);
+  return y;
+}
 INLINE float widen(float x) { return x; }
 INLINE double widen(double x) { return x; }
 INLINE void narrow(float x, float& y) { y = x; }
@@ -206,7 +248,8 @@ INLINE void narrow(float x, bf16& y) {
   uint32_t bits;
   __builtin_memcpy(&bits, &x, 4);
   // To nearest, ties to even; a NaN stays one.
-  y.bits = (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)(bits >> 16 | 64) : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  y.bits = (bits & 0x7fffffff) > 0x7f800000 ? (uint16_t)(bits >> 16 | 64)
+                                            : (uint16_t)((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
 INLINE Part<float> widen_part(const bf16* at) {
@@ -218,7 +261,7 @@ INLINE Part<float> widen_part(const bf16* at) {
 INLINE void put_pairs(Vec<float> a, Vec<float> b, uint32_t* pairs) {
 #if defined(__AVX512BF16__)
   const __m512i x = (__m512i)_mm512_cvtne2ps_pbh(b.p[0], a.p[0]);  // a is the lower half
-  alignas(64) static const uint16_t at[32] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23,
+  alignas(64) static const uint16_t at[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                               8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(_mm512_load_si512(at), x));
 #else

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..backend import Replay
 from ..precision import without_autocast
-from ..torch_private import DispatchMode, flatten_tree
+from ..torch_private import TorchDispatchMode, flatten_tree
 from .available import is_interpreted
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class _Allocation(NamedTuple):
     num_bytes: int
 
 
-class _Recorder(DispatchMode):
+class _Recorder(TorchDispatchMode):
     """Notes torch operations and launches as lines.
 
     The line of an allocation or a view is written where the tensor is first used. If only launches use allocations,

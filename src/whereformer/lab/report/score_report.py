@@ -56,12 +56,7 @@ def build_sections(
 
 
 def paint_over_steps(curves: Mapping[str, Curve], guessing: float | None = None) -> Paint:
-    """Return a function that paints losses over steps.
-
-    Args:
-        curves: the losses by name.
-        guessing: the loss of guessing by token frequency, as a line, if it is shown.
-    """
+    """Return a function that paints losses over steps, and the loss of guessing by token frequency as a line."""
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot(xlabel="training step", ylabel="loss")
@@ -84,8 +79,7 @@ def paint_over_steps(curves: Mapping[str, Curve], guessing: float | None = None)
 def paint_over_length(losses: Mapping[str, Mapping[int, tuple[float, float, float]]]) -> Paint:
     """Return a function that paints the held-out loss of each method at each length.
 
-    Args:
-        losses: for each method and length the (lowest, median, highest) loss over seeds; lengths may be missing.
+    Losses are the (lowest, median, highest) over seeds; lengths may be missing.
     """
     gap = min(0.05, 0.5 / len(losses))
     lengths = sorted({length for values in losses.values() for length in values})

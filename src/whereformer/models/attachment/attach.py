@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Collection
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -94,20 +93,16 @@ class AttachSettings(NamedTuple):
 def attach_with_settings(
     model: PreTrainedModel, settings: AttachSettings, verify: bool, max_values: int | None = None
 ) -> PreTrainedModel:
-    """Attach a method, as :func:`attach` does.
-
-    Args:
-        model, settings, verify: as in :func:`attach`.
-        max_values: the number of values that the method's tensors may have in total, as in a checkpoint; None: any.
+    """Attach a method, as :func:`attach` does, but with at most ``max_values`` in its tensors, as in a checkpoint.
 
     Raises:
         InputError: for ``path_or_id``, before memory is allocated, if the method has more values.
     """
     if not isinstance(model, PreTrainedModel):
-        got = type(model).__name__
+        kind = type(model).__name__
         if isinstance(model, str):
-            got = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
-        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {got}")
+            kind = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {kind}")
     if isinstance(model, OneDeviceModel):
         reason = (
             f"{type(model).__name__} is built with its method: set position={settings.position!r} in its configuration"
@@ -124,11 +119,9 @@ def attach_with_settings(
     if any(part.config.output_attentions for part in submodels(model)):
         # transformers neither accepts it later nor saves a configuration with it, which would fail a training at its
         # end.
-        raise InputError(
-            "config.output_attentions",
-            "only transformers' own 'eager' attention supports it there; set it to False and pass "
-            "output_attentions=True in the call",
-        )
+        reason = "only transformers' own 'eager' attention supports it there"
+        advice = "set it to False and pass output_attentions=True in the call"
+        raise InputError("config.output_attentions", f"{reason}; {advice}")
     calls = verify_same_outputs(model) if verify else find_calls(model)
     if not calls:
         loads = model.config.model_type in FAMILIES
@@ -211,20 +204,15 @@ def _accepts_keywords(module: nn.Module) -> bool:
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
-def _forwards_keywords(module: nn.Module) -> bool:
-    """Whether an attention layer passes a hook's keyword arguments on to its attention function."""
-    return is_patched(module) or _accepts_keywords(module)
-
-
 def _self_attention_calls(calls: list[AttentionCall]) -> list[AttentionCall]:
-    """Return the calls where tokens attend to each other.
+    """Return the calls where tokens attend to each other, in layers that pass on the keyword arguments of a hook.
 
     Residuals that attend to earlier layers (Inkling 2) are excluded: they do not have one query per token.
     """
-    lengths = {call.n_q for call in calls if _forwards_keywords(call.module)}
-    token_calls = [call for call in calls if _forwards_keywords(call.module) or not lengths or call.n_q in lengths]
-    for call in token_calls:
-        if not _forwards_keywords(call.module):
+    token_calls = [call for call in calls if is_patched(call.module) or _accepts_keywords(call.module)]
+    lengths, modules = {call.n_q for call in token_calls}, {call.module for call in token_calls}
+    for call in calls:
+        if call.module not in modules and (not lengths or call.n_q in lengths):
             kind = type(call.module).__name__
             raise InputError("model", f"{kind} does not pass keyword arguments on to its attention function")
     return token_calls
@@ -275,23 +263,12 @@ def _build_method(
             reason = f"{kind} is causal only with an attention_mask, but {type(method).__name__} is built either for"
             raise InputError("position", f"{reason} causal attention or for both sides; choose another method")
         if type(method).embed is not PositionMethod.embed:
-            raise InputError(
-                "position",
-                f"{type(method).__name__} acts on the embeddings, which attach does not change; choose a method that "
-                "acts in attention, such as t5, tisa, shaw, rope or alibi",
-            )
+            reason = f"{type(method).__name__} acts on the embeddings, which attach does not change"
+            advice = "choose a method that acts in attention, such as t5, tisa, shaw, rope or alibi"
+            raise InputError("position", f"{reason}; {advice}")
     if not position.uses_query_key:
         raise InputError("position", "it replaces query . key, so the model's query and key weights would go unused")
     return position
-
-
-def _first_module_called(stack: PreTrainedModel, layers: Collection[nn.Module]) -> nn.Module:
-    """Return the module whose call begins a forward: the child that contains all the layers, or else the stack.
-
-    Programs that run ``model.forward(...)`` skip the hooks of a model, but not the hooks of modules inside.
-    """
-    children = [child for child in stack.children() if _accepts_keywords(child) and {*layers} < {*child.modules()}]
-    return children[0] if children else stack
 
 
 def _hook(
@@ -306,7 +283,9 @@ def _hook(
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
-    first_module = _first_module_called(stack, layers)
+    # Programs that run ``model.forward(...)`` skip the model's hooks, but not the hooks of the child with all layers.
+    children = [child for child in stack.children() if _accepts_keywords(child) and {*layers} < {*child.modules()}]
+    first_module = children[0] if children else stack
     checkpointed = [layer for layer in stack.modules() if isinstance(layer, GradientCheckpointingLayer)]
     separates_texts = not separating.isdisjoint(layers)
     for module in filter(_accepts_keywords, dict.fromkeys((stack, first_module))):

@@ -45,23 +45,18 @@ def disable_positions(model: PreTrainedModel, undo: Undo) -> bool:
         if holds_bias_table(module) and accepts_position_bias(module):
             replacements.append((module, "relative_attention_bias", None))
     for owner, name, replacement in replacements:
-        _replace(model, owner, name, replacement, undo)
+        original = getattr(owner, name)
+        undo.append(partial(_restore, model, owner, name, original))
+        if isinstance(original, nn.Module):
+            setattr(owner, name, replacement)
+        else:  # a buffer
+            delattr(owner, name)
     return bool(replacements)
 
 
 def has_rotary(model: PreTrainedModel) -> bool:
     """Whether a model has rotary embeddings, by the names of their classes in transformers."""
     return any(re.search("Rotary|Rope|RoPE", type(module).__name__) for module in model.modules())
-
-
-def _replace(model: PreTrainedModel, owner: nn.Module, name: str, replacement: nn.Module | None, undo: Undo) -> None:
-    """Replace a module, or remove a buffer."""
-    original = getattr(owner, name)
-    undo.append(partial(_restore, model, owner, name, original))
-    if isinstance(original, nn.Module):
-        setattr(owner, name, replacement)
-    else:
-        delattr(owner, name)
 
 
 def _restore(model: PreTrainedModel, owner: nn.Module, name: str, original: nn.Module | Tensor) -> None:
@@ -108,9 +103,8 @@ class BiasTableHook:
             bidirectional=not module.is_decoder,
             num_buckets=module.relative_attention_num_buckets,
             max_distance=max_distance,
-        ).tolist()
-        self.first = -max_distance
-        self.buckets = tuple(buckets)
+        )
+        self.first, self.buckets = -max_distance, tuple(buckets.tolist())
 
     def __call__(self, module: Any, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         bias = kwargs.get("position_bias")

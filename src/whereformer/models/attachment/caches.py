@@ -18,10 +18,8 @@ def can_cache_rotated_keys(position: PositionMethod) -> bool:
 
     The method must change keys in a way that depends only on offsets, and must neither read keys nor change values.
     """
-    acts_on = frozenset().union(*(method.acts_on for method in position.components()))
-    return (
-        "keys" in acts_on and "values" not in acts_on and position.depends_on_offsets_only() and not position.reads_keys
-    )
+    changes_keys = "keys" in position.acts_on and "values" not in position.acts_on
+    return changes_keys and position.depends_on_offsets_only() and not position.reads_keys
 
 
 class RotatingCache(DynamicCache):

@@ -41,12 +41,8 @@ def separate_configs(model: nn.Module, undo: Undo) -> None:
     for module in model.modules():
         for name, value in vars(module).items():
             if isinstance(value, PreTrainedConfig):
-                undo.append(partial(_set, module, name, value))
-                _set(module, name, memo[id(value)])
-
-
-def _set(module: nn.Module, name: str, config: PreTrainedConfig) -> None:
-    vars(module)[name] = config
+                undo.append(partial(setattr, module, name, value))
+                setattr(module, name, memo[id(value)])
 
 
 SAVED_FIELDS = ("architectures", "dtype")

@@ -132,9 +132,8 @@ class LayerInput:
         can_read_mask = not torch.compiler.is_compiling()
         one_sided = [method for method in methods if method.one_sided or (causal and method.scales_query)]
         if one_sided and can_read_mask and not mask_spec.hides_later_keys(n_q):
-            reason = (
-                f"it lets queries see later tokens, but {type(one_sided[0]).__name__} was built for causal attention"
-            )
+            kind = type(one_sided[0]).__name__
+            reason = f"it lets queries see later tokens, but {kind} was built for causal attention"
             raise InputError("attention_mask", f"{reason}; attach it with causal=False")
         # Positions can be counted in each document of `documents`, but not in documents that only a matrix separates.
         from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
@@ -142,10 +141,9 @@ class LayerInput:
         # In compiled code, most masks are matrices, and texts are kept apart only if the caller passes positions.
         if counts and (can_read_mask or self.forward.has_position_ids) and mask_spec.documents is None:
             name = "+".join(type(method).__name__ for method in from_start[:1] or methods)
-            reason = (
-                f"{name} counts positions from the start of a row, but a dense mask does not show where texts begin"
-            )
-            raise InputError("position", f"{reason}; put each text in its own row")
+            reason = f"{name} counts positions from the start of a row"
+            advice = "put each text in its own row"
+            raise InputError("position", f"{reason}, but a dense mask does not show where texts begin; {advice}")
 
 
 @dataclass(eq=False)
@@ -208,14 +206,13 @@ class BeginForwardHook:
         if documents is None:
             return None
         if can_read(documents):
+            obstacle = None
             if not self.separates_texts:
-                reason = (
-                    f"they start again within a row, but {type(self.stack).__name__} does not separate texts by them"
-                )
-                raise InputError("position_ids", f"{reason}; {SEPARATE_TEXTS}")
-            if inputs.get("cache", inputs.get("past_key_values")) is not None:
-                reason = "they start again within a row, but a cache continues one text"
-                raise InputError("position_ids", f"{reason}; {SEPARATE_TEXTS}")
+                obstacle = f"{type(self.stack).__name__} does not separate texts by them"
+            elif inputs.get("cache", inputs.get("past_key_values")) is not None:
+                obstacle = "a cache continues one text"
+            if obstacle is not None:
+                raise InputError("position_ids", f"they start again within a row, but {obstacle}; {SEPARATE_TEXTS}")
         return documents.expand(batch, -1)
 
 
@@ -246,20 +243,20 @@ class EnterLayerHook:
         config = getattr(module, "config", self.stack.config)
         if not str(config._attn_implementation).startswith(NAME):
             # Another attention function would silently ignore the positions.
-            raise RuntimeError(
-                f"attn_implementation: expected {NAME!r} while a method is attached, got "
-                f"{config._attn_implementation!r}; set it back or call whereformer.detach(model). For attention "
-                "weights, pass output_attentions=True in the call"
-            )
+            reason = f"expected {NAME!r} while a method is attached, got {config._attn_implementation!r}"
+            advice = "set it back or call whereformer.detach(model)"
+            weights_advice = "For attention weights, pass output_attentions=True in the call"
+            raise RuntimeError(f"attn_implementation: {reason}; {advice}. {weights_advice}")
         layer = self.layers[0]
         if self.counts_passes:
             # The number of layers that ran before is the number of this pass.
             layer = forward.num_calls
             forward.num_calls += 1
             if layer not in self.layers:
+                kind = type(module).__name__
+                reason = "layers that share weights ran in a different order than when the method was attached"
                 raise RuntimeError(
-                    f"whereformer: {type(module).__name__} calls attention several times per forward, or layers that "
-                    "share weights ran in a different order than when the method was attached, so its passes cannot "
+                    f"whereformer: {kind} calls attention several times per forward, or {reason}, so its passes cannot "
                     "be identified"
                 )
         hidden = args[0] if args else kwargs["hidden_states"]
@@ -267,8 +264,6 @@ class EnterLayerHook:
         output_attentions = kwargs.get("output_attentions", forward.output_attentions)
         cache, rotating = kwargs.get(CACHE), None
         if self.rotates_cached_keys and isinstance(cache, DynamicCache):
-            kwargs = {
-                **kwargs,
-                CACHE: (rotating := RotatingCache(cache, forward.position, forward.make_new_site, layer)),
-            }
+            rotating = RotatingCache(cache, forward.position, forward.make_new_site, layer)
+            kwargs = {**kwargs, CACHE: rotating}
         return args, {**kwargs, "whereformer": LayerInput(forward, layer, hidden, output_attentions, rotating)}

@@ -33,13 +33,10 @@ from ..checks import to_token_mask
 class NotATensorError(InputError, AttributeError):
     """A model uses its mask as a tensor; as an AttributeError, it makes ``hasattr`` False."""
 
-    def __init__(self, use: str) -> None:
-        super().__init__(
-            "attention_mask", f"the model {use} its mask, but whereformer's attention builds no mask matrix"
-        )
 
-    def __reduce__(self) -> tuple[type[InputError], tuple[str | None, str]]:
-        return InputError, (self.field, self.reason)
+def _refuse(use: str) -> NoReturn:
+    reason = f"the model {use} its mask, but whereformer's attention builds no mask matrix"
+    raise NotATensorError("attention_mask", reason)
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,11 +74,11 @@ class MaskSpec:
             # transformers reads these of a mask that was prepared before the forward.
             reason = "masks prepared before the forward, as for a static cache, are not supported"
             raise InputError("attention_mask", reason)
-        raise NotATensorError(f"reads the attribute {name!r} of")
+        _refuse(f"reads the attribute {name!r} of")
 
     def __getitem__(self, index: object) -> NoReturn:
         """Refuse models that choose keys themselves, as from a matrix."""
-        raise NotATensorError("indexes")
+        _refuse("indexes")
 
     @classmethod
     def __torch_function__(
@@ -90,7 +87,7 @@ class MaskSpec:
         """Refuse torch's functions, except for ``scores + mask``."""
         if function is Tensor.add and len(args) == 2 and isinstance(args[1], cls):
             return args[1].__radd__(args[0])
-        raise NotATensorError(f"calls {getattr(function, '__name__', function)} on")
+        _refuse(f"calls {getattr(function, '__name__', function)} on")
 
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
@@ -104,9 +101,6 @@ class MaskSpec:
         """Whether ``value`` is this object; a number is refused, since a matrix compares its elements with it."""
         return self is value if isinstance(value, MaskSpec | None) else _refuse_operator(self)
 
-    def __ne__(self, value: object) -> bool:
-        return not self == value
-
     __hash__ = object.__hash__
 
     def key_mask(self, batch: int) -> Tensor | None:
@@ -117,6 +111,9 @@ class MaskSpec:
         """Return the site of a call. A cache holds the earlier keys, so the queries are the last tokens."""
         (batch, _, n_q, _), n_k, first = query.shape, self.n_k, self.first
         keys = Positions(first, 1, n_k)
+        num_dropped_keys: int | Tensor = first
+        if self.token_mask is not None and first > 0:
+            num_dropped_keys = self.token_mask[:, :first].sum(1, keepdim=True)
         return Site(
             keys if n_q == n_k else Positions(first + n_k - n_q, 1, n_q),
             keys,
@@ -126,13 +123,8 @@ class MaskSpec:
             scale=scale,
             query_documents=self.documents,
             key_documents=self.documents,
-            num_dropped_keys=self._count_dropped_keys(),
+            num_dropped_keys=num_dropped_keys,
         )
-
-    def _count_dropped_keys(self) -> int | Tensor:
-        if self.token_mask is None or self.first == 0:
-            return self.first
-        return self.token_mask[:, : self.first].sum(1, keepdim=True)
 
     def with_token_positions(self, site: Site) -> Site:
         """Return the site with positions that count only tokens, not padding, from 0 in each text."""
@@ -164,7 +156,7 @@ Mask: TypeAlias = Tensor | MaskSpec | None
 
 
 def _refuse_operator(*_: object) -> NoReturn:
-    raise NotATensorError("applies an operator to")
+    _refuse("applies an operator to")
 
 
 for _name in (

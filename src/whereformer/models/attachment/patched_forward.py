@@ -36,12 +36,10 @@ class PatchedForward:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        terms: tuple[Term, ...] = (),
-        mask: Mask = None,
+        terms: tuple[Term, ...],
+        mask: Mask,
         *,
-        scaling: float | None = None,
-        dropout: float = 0.0,
-        is_causal: bool = False,
+        dropout: float,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with the layer's terms and the attached method's terms.
@@ -51,26 +49,16 @@ class PatchedForward:
             key, value: (batch, key_heads, n, head_dim); key_heads divides heads.
             terms: the scores of the layer's own positions.
             mask: a mask for the attention function of transformers.
-            scaling: the factor on query . key; head_dim ** -0.5 if None.
             dropout: the probability of dropping a weight in training.
-            is_causal: whether later keys are masked.
-            options: the layer's other arguments, for the attention function.
+            options: further arguments of the attention function. By default, later keys are not masked.
 
         Returns:
             (batch, n, heads * head_dim), and the weights (batch, heads, n, n) if the model returns them.
         """
-        out, weights = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation](
-            self.layer,
-            query,
-            key,
-            value,
-            mask,
-            scaling=scaling,
-            dropout=dropout if self.layer.training else 0.0,
-            is_causal=is_causal,
-            whereformer_terms=terms,
-            **options,
-        )
+        options = {"is_causal": False, "whereformer_terms": terms, **options}
+        options["dropout"] = dropout if self.layer.training else 0.0
+        attend = ALL_ATTENTION_FUNCTIONS[self.config._attn_implementation]
+        out, weights = attend(self.layer, query, key, value, mask, **options)
         return out.flatten(2), weights
 
 

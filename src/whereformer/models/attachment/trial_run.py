@@ -65,9 +65,7 @@ MODEL_HOOK_PACKAGES = (__name__.partition(".")[0], "transformers.utils.output_ca
 def copy_without_hooks(model: Module, memo: dict[int, Any]) -> Module:
     """Return a copy of a model with the hooks that belong to the model, but without hooks that its user registered.
 
-    Args:
-        model: the model; its hooks do not change.
-        memo: the memo of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
+    ``memo`` is the argument of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
     """
     hook_dicts = [vars(module)[name] for module in model.modules() for name in HOOKS]
     memo |= {id(hooks): OrderedDict() for hooks in hook_dicts}
@@ -129,11 +127,9 @@ class Example(NamedTuple):
             if self.model.device.type == "cuda":
                 with torch.cuda.device(self.model.device):
                     torch.cuda.manual_seed(0)
-            return self._run()
+            return [self.model(**self.inputs)] if self.cache is None else self._run_in_parts(self.cache)
 
-    def _run(self) -> list[ModelOutput]:
-        if self.cache is None:
-            return [self.model(**self.inputs)]
+    def _run_in_parts(self, cache: str) -> list[ModelOutput]:
         name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
         mask = name.replace("input_ids", "attention_mask")
         ids, outputs = self.inputs[name], []
@@ -145,16 +141,12 @@ class Example(NamedTuple):
             if mask in self.inputs:
                 arguments[mask] = self.inputs[mask][:, :stop]
             outputs.append(self.model(**arguments))
-            arguments[self.cache] = outputs[-1][self.cache]
+            arguments[cache] = outputs[-1][cache]
         return outputs
 
 
 def run_first_example(
-    model: PreTrainedModel,
-    rows: int,
-    length: int,
-    cached: bool = False,
-    before: Callable[[], object] = lambda: None,
+    model: PreTrainedModel, rows: int, length: int, cached: bool = False, before: Callable[[], object] = lambda: None
 ) -> tuple[Example, list[ModelOutput]]:
     """Run a model on the first of its examples that it accepts.
 

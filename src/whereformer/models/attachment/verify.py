@@ -59,13 +59,7 @@ def verify_same_outputs(model: PreTrainedModel) -> list[AttentionCall]:
 
 @dataclass
 class _Run:
-    """A run of a model.
-
-    Args:
-        example: its input.
-        layer_outputs: the name and the output of each attention layer, in the order of the run.
-        outputs: the outputs of the model, by their paths.
-    """
+    """A run of a model: its input, the name and output of each attention layer in order, and its outputs by path."""
 
     example: Example
     layer_outputs: list[tuple[str, Tensor]]

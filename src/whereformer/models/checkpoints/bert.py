@@ -97,10 +97,11 @@ def from_bert(
         if not config.tie_word_embeddings:
             names[f"head.decoder.{part}"] = (copy,)
         elif copy != name and copy in state:
-            if not _are_equal(state.setdefault(name, state[copy]), state[copy]):
+            original, duplicate = state.setdefault(name, state[copy]), state.pop(copy)
+            # On the meta device, tensors have no values.
+            if original.shape != duplicate.shape or not (original.is_meta or torch.equal(original, duplicate)):
                 reason = f"expected {copy!r} to equal {name!r}, since heads here are tied; they differ"
                 raise InputError("checkpoint", reason)
-            del state[copy]
     translated, original_names = {}, {}
     for ours, theirs in names.items():
         missing = [name for name in theirs if name not in state]
@@ -124,7 +125,10 @@ def _build_tensor(ours: str, parts: Mapping[str, Tensor], family: Family, config
     if ours.removeprefix(BODY) in family.stacked:
         return _stack_layers(parts)
     if tuple(parts) == DISTANCES:
-        return _normalize_table(parts, config)
+        # All layers read the used part of the table, normalized.
+        (table, weight, bias), options = parts.values(), config.position_options or {}
+        rows = options["num_buckets"] or options["max_distance"]
+        return functional.layer_norm(table, table.shape[1:], weight, bias, config.layer_norm_eps)[: 2 * rows]
     if name == POSITIONS:
         return tensor[_count_padding_rows(family, config.pad_token_id) :]
     if name == RELATIVE:
@@ -148,18 +152,6 @@ def _stack_layers(parts: Mapping[str, Tensor]) -> Tensor:
         if part.shape != common_shape:
             raise shape_error(name, part.shape, common_shape)
     return torch.stack([part.flatten(1) if part.dim() == 3 else part for part in parts.values()])
-
-
-def _normalize_table(parts: Mapping[str, Tensor], config: EncoderConfig) -> Tensor:
-    """Return the table of distances that all layers read: the used part of theirs, normalized."""
-    (table, weight, bias), options = parts.values(), config.position_options or {}
-    rows = options["num_buckets"] or options["max_distance"]
-    return functional.layer_norm(table, table.shape[1:], weight, bias, config.layer_norm_eps)[: 2 * rows]
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors have the same values; on the meta device, which has no values, the same shape."""
-    return first.shape == second.shape and (first.is_meta or torch.equal(first, second))
 
 
 def _rename_old(name: str) -> str:

@@ -30,27 +30,33 @@ DISTANCES = ("encoder.rel_embeddings.weight", "encoder.LayerNorm.weight", "encod
 
 _WITHOUT_TYPES = {WORDS: "embeddings.word_embeddings.weight", "embeddings.norm": "embeddings.LayerNorm"}
 _WITHOUT_POSITIONS = {**_WITHOUT_TYPES, "embeddings.token_type.weight": "embeddings.token_type_embeddings.weight"}
-_LAYER = {
-    "attention.out": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "up": "intermediate.dense",
-    "down": "output.dense",
-    "feed_forward_norm": "output.LayerNorm",
-}
+
+
+def _layer(out: str, attention_norm: str, up: str, down: str, feed_forward_norm: str) -> dict[str, str]:
+    """Return the table of a layer's parts besides query, key and value, in the order that they run in."""
+    norms = {"attention_norm": attention_norm, "feed_forward_norm": feed_forward_norm}
+    return {"attention.out": out, "up": up, "down": down, **norms}
+
+
+def _masked_lm(dense: str, norm: str, bias: str) -> dict[str, str]:
+    """Return the table of a masked-LM head, except for its matrix, which is tied to the embeddings."""
+    return {"head.dense": dense, "head.norm": norm, "head.decoder.bias": bias}
+
+
+def _classifier(dense: str, out: str) -> dict[str, str]:
+    """Return the table of a sequence classifier."""
+    return {"classifier.dense": dense, "classifier.out": out}
+
+
+_LAYER = _layer(
+    "attention.output.dense", "attention.output.LayerNorm", "intermediate.dense", "output.dense", "output.LayerNorm"
+)
 _BERT_HEADS = {
-    "head.dense": "cls.predictions.transform.dense",
-    "head.norm": "cls.predictions.transform.LayerNorm",
-    "head.decoder.bias": "cls.predictions.bias",
-    "classifier.dense": "pooler.dense",
-    "classifier.out": "classifier",
+    **_masked_lm("cls.predictions.transform.dense", "cls.predictions.transform.LayerNorm", "cls.predictions.bias"),
+    **_classifier("pooler.dense", "classifier"),
 }
-_OWN_CLASSIFIER = {"classifier.dense": "classifier.dense", "classifier.out": "classifier.out_proj"}
-_ROBERTA_HEADS = {
-    "head.dense": "lm_head.dense",
-    "head.norm": "lm_head.layer_norm",
-    "head.decoder.bias": "lm_head.bias",
-    **_OWN_CLASSIFIER,
-}
+_OWN_CLASSIFIER = _classifier("classifier.dense", "classifier.out_proj")
+_ROBERTA_HEADS = {**_masked_lm("lm_head.dense", "lm_head.layer_norm", "lm_head.bias"), **_OWN_CLASSIFIER}
 _DISCRIMINATOR = {
     "discriminator_head.dense": "discriminator_predictions.dense",
     "discriminator_head.out": "discriminator_predictions.dense_prediction",
@@ -131,14 +137,11 @@ class Family(NamedTuple):
             prefixes = [self.layers.format(layer) for layer in range(max(config.passes) + 1)]
         else:
             prefixes = self.layers(config)
-        layer_parts = {
-            **{f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)},
-            **self.layer,
-        }
+        projections = {f"attention.{part}": theirs for part, theirs in zip(QKV, self.qkv, strict=True)}
         parts = {
             f"layers.{layer}.{ours}": prefix + theirs
             for layer, prefix in enumerate(prefixes)
-            for ours, theirs in layer_parts.items()
+            for ours, theirs in {**projections, **self.layer}.items()
         }
         if config.embedding_projection or config.embedding_size != config.hidden_size:
             parts["embeddings.projection"] = self.projection
@@ -147,13 +150,12 @@ class Family(NamedTuple):
 
     def head_names(self, task: Task | None = None) -> dict[str, tuple[str, ...]]:
         """Return our name of each tensor of a task's head and of the pooler, with their names; None: of all heads."""
-        return _tensors(
-            {
-                ours: theirs
-                for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
-                if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
-            }
-        )
+        parts = {
+            ours: theirs
+            for ours, theirs in {**self.heads, **_TOKEN_HEADS}.items()
+            if task is None or theirs.startswith("pooler") or f"{ours}.".startswith(task.head)
+        }
+        return _tensors(parts)
 
 
 def _tensors(table: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
@@ -175,24 +177,15 @@ FAMILIES = {
         name="Albert",
         prefix="albert.",
         heads={
-            "head.dense": "predictions.dense",
-            "head.norm": "predictions.LayerNorm",
-            "head.decoder.bias": "predictions.bias",
-            "classifier.dense": "pooler",
-            "classifier.out": "classifier",
+            **_masked_lm("predictions.dense", "predictions.LayerNorm", "predictions.bias"),
+            **_classifier("pooler", "classifier"),
         },
         decoder="predictions.decoder",
         tasks={**_TASKS, "ForPreTraining": _MASKED_LM},
         renamed={"classifier_dropout": "classifier_dropout_prob"},
         layers="encoder.albert_layer_groups.{}.albert_layers.0.",
         qkv=("attention.query", "attention.key", "attention.value"),
-        layer={
-            "attention.out": "attention.dense",
-            "attention_norm": "attention.LayerNorm",
-            "up": "ffn",
-            "down": "ffn_output",
-            "feed_forward_norm": "full_layer_layer_norm",
-        },
+        layer=_layer("attention.dense", "attention.LayerNorm", "ffn", "ffn_output", "full_layer_layer_norm"),
         projection="encoder.embedding_hidden_mapping_in",
         fixed={"embedding_projection": True},
         unused=("sop_classifier.",),
@@ -210,9 +203,7 @@ FAMILIES = {
         name="Electra",
         prefix="electra.",
         heads={
-            "head.dense": "generator_predictions.dense",
-            "head.norm": "generator_predictions.LayerNorm",
-            "head.decoder.bias": "generator_lm_head.bias",
+            **_masked_lm("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head.bias"),
             **_OWN_CLASSIFIER,
             **_DISCRIMINATOR,
         },
@@ -225,23 +216,14 @@ FAMILIES = {
         name="DistilBert",
         prefix="distilbert.",
         heads={
-            "head.dense": "vocab_transform",
-            "head.norm": "vocab_layer_norm",
-            "head.decoder.bias": "vocab_projector.bias",
-            "classifier.dense": "pre_classifier",
-            "classifier.out": "classifier",
+            **_masked_lm("vocab_transform", "vocab_layer_norm", "vocab_projector.bias"),
+            **_classifier("pre_classifier", "classifier"),
         },
         decoder="vocab_projector",
         embeddings={**_WITHOUT_TYPES, "position.weight": POSITIONS},
         layers="transformer.layer.{}.",
         qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
-        layer={
-            "attention.out": "attention.out_lin",
-            "attention_norm": "sa_layer_norm",
-            "up": "ffn.lin1",
-            "down": "ffn.lin2",
-            "feed_forward_norm": "output_layer_norm",
-        },
+        layer=_layer("attention.out_lin", "sa_layer_norm", "ffn.lin1", "ffn.lin2", "output_layer_norm"),
         renamed={
             "intermediate_size": "hidden_dim",
             "hidden_act": "activation",
@@ -269,12 +251,9 @@ FAMILIES = {
         name="ModernBert",
         prefix="model.",
         heads={
-            "head.dense": "head.dense",
-            "head.norm": "head.norm",
-            "head.decoder.bias": "decoder.bias",
-            "classifier.dense": "head.dense",
+            **_masked_lm("head.dense", "head.norm", "decoder.bias"),
+            **_classifier("head.dense", "classifier"),
             "classifier.norm": "head.norm",
-            "classifier.out": "classifier",
             "transform.dense": "head.dense",
             "transform.norm": "head.norm",
         },
@@ -286,13 +265,7 @@ FAMILIES = {
         },
         layers="layers.{}.",
         qkv=("attn.Wqkv", "attn.Wqkv", "attn.Wqkv"),
-        layer={
-            "attention.out": "attn.Wo",
-            "attention_norm": "attn_norm",
-            "up": "mlp.Wi",
-            "down": "mlp.Wo",
-            "feed_forward_norm": "mlp_norm",
-        },
+        layer=_layer("attn.Wo", "attn_norm", "mlp.Wi", "mlp.Wo", "mlp_norm"),
         without=dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), False),
         renamed={
             "hidden_act": "hidden_activation",
@@ -338,8 +311,7 @@ FAMILIES = {
         prefix="funnel.",
         heads={
             "head.decoder.bias": "lm_head.bias",
-            "classifier.dense": "classifier.linear_hidden",
-            "classifier.out": "classifier.linear_out",
+            **_classifier("classifier.linear_hidden", "classifier.linear_out"),
             **_DISCRIMINATOR,
         },
         decoder="lm_head",
@@ -348,11 +320,7 @@ FAMILIES = {
         layers=funnel_layers,
         qkv=("attention.q_head", "attention.k_head", "attention.v_head"),
         layer={
-            "attention.out": "attention.post_proj",
-            "attention_norm": "attention.layer_norm",
-            "up": "ffn.linear_1",
-            "down": "ffn.linear_2",
-            "feed_forward_norm": "ffn.layer_norm",
+            **_layer("attention.post_proj", "attention.layer_norm", "ffn.linear_1", "ffn.linear_2", "ffn.layer_norm"),
             "attention.segments.bias": "attention.r_s_bias",
             "attention.segments.weight": "attention.seg_embed",
         },

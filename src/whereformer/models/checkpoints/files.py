@@ -64,11 +64,8 @@ def check_has_config(name: str, folder: Path) -> None:
 def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
     """Return the files with a checkpoint's weights, one or several.
 
-    An index lists the names of several files. It is untrusted: the files must be in the checkpoint's folder.
-
-    Args:
-        path_or_id: a folder, or an id on the Hugging Face Hub.
-        hub: options of the Hub, such as ``revision``.
+    An index lists the names of several files. It is untrusted: the files must be in the checkpoint's folder. The
+    arguments are as in :func:`find_config`.
 
     Raises:
         OSError: if the checkpoint does not exist or is not in safetensors.
@@ -103,9 +100,8 @@ def _names(index: Path) -> list[str]:
     plain = [name for name in names if isinstance(name, str) and re.fullmatch(r"[\w.-]+\.safetensors", name)]
     if len(plain) < len(names) or not names:
         entry = next((name for name in names if name not in plain), listed)
-        raise InputError(
-            "path_or_id", f"{index} must name safetensors files in its own folder, got {short_repr(entry)}"
-        )
+        reason = f"{index} must name safetensors files in its own folder, got {short_repr(entry)}"
+        raise InputError("path_or_id", reason)
     return sorted(set(plain))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from math import isfinite
@@ -13,8 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from transformers import PreTrainedModel
 
-from ...errors import InputError
-from ..loading_report import LoadingReport
+from ...errors import InputError, printable
 
 BODY = "encoder."
 """The prefix of the encoder's names in a model with a head."""
@@ -33,6 +33,31 @@ class Checkpoint:
     state: Mapping[str, Tensor]
     names: Mapping[str, str] = field(default_factory=dict)
     unused: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadingReport:
+    """The tensors that a model took from a checkpoint, and the others; :func:`str` has a line for each field.
+
+    Args:
+        loaded: the model's tensors that come from the checkpoint, by the model's names.
+        dropped: the checkpoint's tensors without a place in the model, by the checkpoint's names without the encoder's
+            prefix; if several of them would be one tensor here, by this library's name.
+        initialized: the model's tensors that are freshly drawn, by the model's names.
+    """
+
+    loaded: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    initialized: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        lines = [f"loaded: {len(self.loaded)} tensors"]
+        for part, names in (("dropped", self.dropped), ("initialized", self.initialized)):
+            # A module's weight and bias, and the same module in several layers, are named once.
+            modules = (re.sub(r"\.(weight|bias)$", "", name) for name in names)
+            groups = dict.fromkeys(re.sub(r"\b(layers?)\.\d+\.", r"\1.*.", name) for name in modules)
+            lines += [f"{part}: {printable(', '.join(groups))}"] if names else []
+        return "\n".join(lines)
 
 
 def load_into(
@@ -98,9 +123,7 @@ def shape_error(name: str, shape: torch.Size, expected: torch.Size) -> InputErro
 def check_header(build: Callable[[], PreTrainedModel], header: Mapping[str, Tensor]) -> None:
     """Build a model without memory, and compare its shapes with a checkpoint's, by transformers' rules for names.
 
-    Args:
-        build: builds the model.
-        header: the checkpoint's tensors on the meta device, by name.
+    ``header`` has the checkpoint's tensors on the meta device, by name.
 
     Raises:
         InputError: if a shape differs, or if the model has far more parameters, before all of them are built.

@@ -88,11 +88,9 @@ def funnel_options(config: PreTrainedConfig) -> dict[str, object]:
     if has_decoder and not (len(sizes) > 1 and repeats[0] == 1 and layers):
         # In these cases, transformers adds the states of an earlier pass, adds the last states to themselves, or runs
         # no layer after that.
-        raise InputError(
-            "block_sizes",
-            "expected a decoder with layers after several blocks, the first without repeats, got block_sizes "
-            f"{sizes}, block_repeats {repeats} and num_decoder_layers {layers} in the checkpoint's configuration",
-        )
+        expected = "expected a decoder with layers after several blocks, the first without repeats"
+        values = f"block_sizes {sizes}, block_repeats {repeats} and num_decoder_layers {layers}"
+        raise InputError("block_sizes", f"{expected}, got {values} in the checkpoint's configuration")
     blocks = (f"{size}x{times}" if times > 1 else str(size) for size, times in zip(sizes, repeats, strict=True))
     return {
         "blocks": "-".join(blocks),

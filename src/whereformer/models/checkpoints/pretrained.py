@@ -163,13 +163,7 @@ def _rename_for_position(checkpoint: Checkpoint, old_position: str, position: st
 
 
 class CheckpointSource(NamedTuple):
-    """How to load a checkpoint.
-
-    Args:
-        default_class: our class for the checkpoint's class.
-        fields: the fields of our configuration.
-        translate: renames the checkpoint's tensors to our names.
-    """
+    """Our class for a checkpoint's class, the fields of our configuration, and a function that renames the tensors."""
 
     default_class: type[EncoderPreTrainedModel]
     fields: Mapping[str, Any]
@@ -190,11 +184,9 @@ def report_bad_config() -> Iterator[None]:
 
 @report_bad_config()
 def find_source(config_json: Mapping[str, Any], layout: Mapping[str, object]) -> CheckpointSource:
-    """Return how to load a checkpoint, by its config.json.
+    """Return how to load a checkpoint, by the contents of its config.json.
 
-    Args:
-        config_json: the contents of the file.
-        layout: the fields of :class:`EncoderConfig` about layers that the model to build changes.
+    ``layout`` holds the fields of :class:`EncoderConfig` about layers that the model to build changes.
 
     Raises:
         InputError: if its kind is not supported, or its configuration does not describe a model.
@@ -234,8 +226,6 @@ def _translate_own(state: Mapping[str, Tensor]) -> Checkpoint:
     if any(name.startswith(prefix) for name in state):
         discriminator = {name.removeprefix(prefix): state[name] for name in state if name.startswith(prefix)}
         return Checkpoint(discriminator, unused=tuple(name for name in state if not name.startswith(prefix)))
-    if not any(name.startswith(BODY) for name in state):
-        return Checkpoint(
-            {BODY + name: tensor for name, tensor in state.items()}, {BODY + name: name for name in state}
-        )
-    return Checkpoint(state)
+    if any(name.startswith(BODY) for name in state):
+        return Checkpoint(state)
+    return Checkpoint({BODY + name: state[name] for name in state}, {BODY + name: name for name in state})

@@ -27,10 +27,10 @@ PATCHES: dict[str, dict[str, Callable[..., object]]] = {
     "parakeet.ParakeetEncoderAttention": {"forward": audio.parakeet},
     "wavlm.WavLMAttention": {"forward": audio.wavlm},
     "deberta.DebertaPreTrainedModel": {"forward": deberta.unpacked},
-    "deberta.DisentangledSelfAttention": {"forward": deberta.deberta},
+    "deberta.DisentangledSelfAttention": {"forward": deberta.disentangled},
     "deberta.DebertaEncoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
     "deberta_v2.DebertaV2PreTrainedModel": {"forward": deberta.unpacked},
-    "deberta_v2.DisentangledSelfAttention": {"forward": deberta.deberta_v2},
+    "deberta_v2.DisentangledSelfAttention": {"forward": deberta.disentangled},
     "deberta_v2.DebertaV2Encoder": {"get_attention_mask": deberta.padding, "get_rel_pos": deberta.no_distances},
     "mpnet.MPNetPreTrainedModel": {"forward": mpnet.packed},
     "mpnet.MPNetEncoder": {"compute_position_bias": mpnet.distances},
@@ -40,14 +40,10 @@ PATCHES: dict[str, dict[str, Callable[..., object]]] = {
 
 
 def patch_layers(model: PreTrainedModel, undo: Undo, submodels: Collection[PreTrainedModel] | None = None) -> None:
-    """Replace the methods of a model's layers that :data:`PATCHES` names.
+    """Replace the methods of a model's layers that :data:`PATCHES` names; ``undo`` gets the reversal of each change.
 
-    Args:
-        model: the model.
-        undo: gets the reversal of each change.
-        submodels: the models, among the model and those inside it, whose layers are patched; None: all.
+    Only the layers of ``submodels`` are patched, the model itself or models inside it; None: all layers.
     """
-
     for module, owner in owner_by_module(model).items():
         for name, function in _functions(type(module)).items() if submodels is None or owner in submodels else ():
             undo.append(partial(_restore, module, name, vars(module).get(name)))

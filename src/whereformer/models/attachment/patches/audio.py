@@ -69,16 +69,9 @@ def parakeet(
         for project in (layer.q_proj, layer.k_proj, layer.v_proj)
     )
     terms = (_distance_scores(layer.relative_k_proj(position_embeddings[:1]), query, layer.bias_v),)
-    out, weights = patch.attend(
-        query + layer.bias_u[:, None],
-        key,
-        value,
-        terms,
-        None if attention_mask is None else attention_mask.any(2, keepdim=True),
-        scaling=layer.scaling,
-        dropout=layer.attention_dropout,
-        **options,
-    )
+    mask = None if attention_mask is None else attention_mask.any(2, keepdim=True)
+    options |= {"scaling": layer.scaling, "dropout": layer.attention_dropout}
+    out, weights = patch.attend(query + layer.bias_u[:, None], key, value, terms, mask, **options)
     return layer.o_proj(out), weights
 
 
@@ -116,13 +109,7 @@ def wavlm(
     gates = layer.gru_rel_pos_linear(split_heads(hidden_states, layer.num_heads)).unflatten(3, (2, 4)).sum(4)
     gate_a, gate_b = gates.sigmoid().split(1, dim=3)
     gate = gate_a * (gate_b * layer.gru_rel_pos_const - 1) + 2  # (batch, heads, n, 1)
-    out, weights = patch.attend(
-        query,
-        key,
-        value,
-        (OffsetKeys(table, -(table.shape[1] // 2), query_factors=gate),),
-        None if attention_mask is None else attention_mask[:, None, None] == 1,
-        dropout=layer.dropout,
-        **options,
-    )
+    terms = (OffsetKeys(table, -(table.shape[1] // 2), query_factors=gate),)
+    mask = None if attention_mask is None else attention_mask[:, None, None] == 1
+    out, weights = patch.attend(query, key, value, terms, mask, dropout=layer.dropout, **options)
     return layer.out_proj(out), weights, table

@@ -14,7 +14,7 @@ from ....kernels.varlen import PACKED
 from ..patched_forward import PatchedForward, project_heads, split_heads
 
 
-def deberta(
+def disentangled(
     patch: PatchedForward,
     hidden_states: Tensor,
     attention_mask: Tensor | None,
@@ -22,53 +22,27 @@ def deberta(
     rel_embeddings: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of DeBERTa's first version."""
+    """Compute the attention of any version, with embeddings of distances that are projected to keys and queries."""
     layer = patch.layer
-    if layer.talking_head:
-        raise InputError("talking_head", "it mixes the scores of heads, which terms cannot express")
-    # The projection has query, key and value of a head side by side.
-    projected = split_heads(layer.in_proj(hidden_states), layer.num_attention_heads)
-    query, key, value = projected.chunk(3, dim=3)
-    bias_q, bias_v = (bias.view(layer.num_attention_heads, 1, -1) for bias in (layer.q_bias, layer.v_bias))
-    names, options["output_attentions"] = ("pos_proj", "pos_q_proj"), output_attentions
-    return _attend(patch, query + bias_q, key, value + bias_v, rel_embeddings, names, attention_mask, options)
-
-
-def deberta_v2(
-    patch: PatchedForward,
-    hidden_states: Tensor,
-    attention_mask: Tensor | None,
-    output_attentions: bool = False,
-    rel_embeddings: Tensor | None = None,
-    **options: Any,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of DeBERTa's versions 2 and 3."""
-    layer = patch.layer
-    projections = layer.query_proj, layer.key_proj, layer.value_proj
-    query, key, value = project_heads(hidden_states, layer.num_attention_heads, *projections)
-    names = ("key_proj", "query_proj") if layer.share_att_key else ("pos_key_proj", "pos_query_proj")
-    options["output_attentions"] = output_attentions
-    return _attend(patch, query, key, value, rel_embeddings, names, attention_mask, options)
-
-
-def _attend(
-    patch: PatchedForward,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    embeddings: Tensor | None,
-    names: tuple[str, str],
-    mask: Tensor | None,
-    options: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    """Attend with embeddings of distances, which the projections with these names map to keys and queries."""
-    layer = patch.layer
+    if hasattr(layer, "in_proj"):  # version 1
+        if layer.talking_head:
+            raise InputError("talking_head", "it mixes the scores of heads, which terms cannot express")
+        # The projection has query, key and value of a head side by side.
+        projected = split_heads(layer.in_proj(hidden_states), layer.num_attention_heads)
+        query, key, value = projected.chunk(3, dim=3)
+        bias_q, bias_v = (bias.view(layer.num_attention_heads, 1, -1) for bias in (layer.q_bias, layer.v_bias))
+        query, value = query + bias_q, value + bias_v
+        names = ("pos_proj", "pos_q_proj")
+    else:
+        qkv_projections = layer.query_proj, layer.key_proj, layer.value_proj
+        query, key, value = project_heads(hidden_states, layer.num_attention_heads, *qkv_projections)
+        names = ("key_proj", "query_proj") if layer.share_att_key else ("pos_key_proj", "pos_query_proj")
     projections = {kind: name for kind, name in zip(("c2p", "p2c"), names, strict=True) if kind in layer.pos_att_type}
     # The models compute it in float32, which makes a difference in float64.
     scale = torch.tensor(query.shape[3] * (1 + len(projections)), dtype=torch.float32).sqrt().to(query.dtype)
     terms: list[Term] = []
     if layer.relative_attention:
-        assert embeddings is not None
+        assert rel_embeddings is not None
         max_distance = layer.max_relative_positions
         size, buckets = getattr(layer, "pos_ebd_size", max_distance), getattr(layer, "position_buckets", -1)
         reach = min(query.shape[2] - 1, max_distance)  # farther distances use the first and the last embedding
@@ -79,13 +53,13 @@ def _attend(
             distances = make_buckets(distances, buckets, max_distance).long()
         start = 0 if buckets > 0 else max(size - reach - 1, 0)  # the first embedding that a text of this length uses
         rows = (distances + size).clamp(0, 2 * size - 1) - start
-        vectors = layer.pos_dropout(embeddings)[start : 2 * size - start]
+        vectors = layer.pos_dropout(rel_embeddings)[start : 2 * size - start]
         for kind, name in projections.items():
             heads = split_heads(getattr(layer, name)(vectors)[None], layer.num_attention_heads)[0]
             table = heads.index_select(1, rows)  # (heads, offsets, head_dim)
             terms.append(OffsetKeys(table, -reach) if kind == "c2p" else OffsetQueries(table / scale, -reach))
-    arguments = query / scale, key, value, tuple(terms), mask
-    return patch.attend(*arguments, scaling=1.0, dropout=layer.dropout.p, **options)
+    options |= {"scaling": 1.0, "dropout": layer.dropout.p, "output_attentions": output_attentions}
+    return patch.attend(query / scale, key, value, tuple(terms), attention_mask, **options)
 
 
 def unpacked(patch: PatchedForward, *args: object, **kwargs: object) -> object:

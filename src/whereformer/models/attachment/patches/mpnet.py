@@ -51,16 +51,8 @@ def mpnet(
     """Compute the attention of MPNet."""
     layer = patch.layer
     query, key, value = project_heads(hidden_states, layer.num_attention_heads, layer.q, layer.k, layer.v)
-    out, weights = patch.attend(
-        query,
-        key,
-        value,
-        () if position_bias is None else (OffsetBias(position_bias, -(position_bias.shape[1] // 2)),),
-        attention_mask,
-        dropout=layer.dropout.p,
-        output_attentions=output_attentions,
-        **_packing.get({}),
-        **options,
-    )
+    terms = () if position_bias is None else (OffsetBias(position_bias, -(position_bias.shape[1] // 2)),)
+    options |= {"dropout": layer.dropout.p, "output_attentions": output_attentions, **_packing.get({})}
+    out, weights = patch.attend(query, key, value, terms, attention_mask, **options)
     out = layer.o(out)
     return (out, weights) if output_attentions and weights is not None else (out,)
