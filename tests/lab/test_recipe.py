@@ -41,7 +41,7 @@ def numbers(out):
 
 
 def test_an_unknown_option_suggests_the_nearest():
-    with pytest.raises(TypeError, match=r"^step: not an option of toy; did you mean 'steps'\?$"):
+    with pytest.raises(TypeError, match=r"^sed: not an option of toy; did you mean 'seed'\?$"):
         toy(sed=3)
 
 
