@@ -67,8 +67,8 @@ def test_none_is_not_accepted(words, capsys):
         compare --steps x => --steps: expected an integer, got 'x'
         extend --steps 3 => MODEL: this option is required
         translat => unknown command 'translat'; did you mean 'translate run'?
-        translate trian => unknown command 'translate'; did you mean 'translate train'?
-        Translate Train => unknown command 'Translate'; did you mean 'translate train'?
+        translate trian => unknown command 'translate trian'; did you mean 'translate train'?
+        Translate Train => unknown command 'Translate Train'; did you mean 'translate train'?
         run no.py => FILE: no such file: 'no.py'
         compare --POSITIONS rope => unexpected word '--POSITIONS'; did you mean --positions?
         compare --positions RoPE => unknown position method 'RoPE'; did you mean 'rope'?

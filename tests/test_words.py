@@ -48,7 +48,7 @@ PHRASES = {
 MAX_NAMES = {"src": 2, "tests": 0}
 MAX_PHRASES: dict[str, int] = {
     r"\b(is|are|was|were|be) no\b": 1,
-    r"\b(of|in|by|for|with|from|beside) (which|whose|whom)\b": 4,
+    r"\b(of|in|by|for|with|from|beside) (which|whose|whom)\b": 2,
     r"\b[Ww]hat (is|are|it|they|a|an|the|its|their)\b": 6,
     r"\b(those|that) of\b": 3,
 }

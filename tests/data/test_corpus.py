@@ -52,7 +52,12 @@ def test_the_column_is_named_text_or_as_asked(tmp_path):
         ("empty.txt", b"", "empty.txt is empty"),
         ("blank.txt", b" \n\n ", "blank.txt is empty"),
         ("picture.txt", b"PNG\0\0", "picture.txt is a binary file"),
-        ("latin.txt", "caf\xe9".encode("latin-1"), r"cannot read .*latin.txt': 'utf-8' codec can't decode"),
+        ("latin.txt", "caf\xe9".encode("latin-1"), r"cannot read .*latin.txt': not UTF-8 text; iconv -f LATIN1"),
+        ("utf-16.txt", "text".encode("utf-16"), r"utf-16.txt is UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it"),
+        ("a.txt.gz", b"\x1f\x8b\0", r"a.txt.gz is compressed; gunzip unpacks it"),
+        ("a.pdf", b"%PDF-1.7", r"a.pdf is a PDF; save it as plain text"),
+        ("a.docx", b"PK\x03\x04\0", r"a.docx is a ZIP archive, as .docx files are"),
+        ("a.json", b"[]", r"a.json is JSON; write JSON Lines \(.jsonl\)"),
         ("broken.jsonl", b'{"text": "a"}\n{"text": ', r"broken.jsonl, line 2: not JSON"),
         ("numbers.jsonl", b"3", "line 1: expected an object or a string"),
         ("no.parquet", b"PAR0", r"cannot read .*no.parquet': "),
@@ -157,7 +162,7 @@ def test_a_text_read_in_blocks_is_the_text(tmp_path, monkeypatch, size):
     file.write_bytes("\ufeff \n caf\xe9 \u4e2d \U0001f600\r\nend".encode())
     assert load_documents([file]) == [" \n caf\xe9 \u4e2d \U0001f600\r\nend"]
     file.write_bytes(b"good text " + "caf\xe9".encode("latin-1"))
-    with pytest.raises(InputError, match="codec can't decode"):
+    with pytest.raises(InputError, match="not UTF-8 text"):
         load_documents([file])
     file.write_bytes(b" " * 100)
     with pytest.raises(InputError, match="is empty"):

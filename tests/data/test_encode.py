@@ -150,7 +150,7 @@ def test_a_tokenizer_that_splits_special_tokens_is_another(tmp_path):
 def test_a_text_that_is_too_short_to_hold_some_out(tmp_path):
     file = tmp_path / "a.txt"
     file.write_text("a short text")
-    with pytest.raises(InputError, match="too little text to hold some out, expected more than 20000 characters"):
+    with pytest.raises(InputError, match="to hold some out: expected more than 20,000 characters, got 1"):
         encode_file(file, tmp_path / "cache")
 
 

@@ -40,6 +40,11 @@ def numbers(out):
     return {name: value["number"] for name, value in values(out).items()}
 
 
+def test_an_unknown_option_suggests_the_nearest():
+    with pytest.raises(TypeError, match=r"^sed: not an option of toy; did you mean 'seed'\?$"):
+        toy(sed=3)
+
+
 def recipe_of_the_docs(number, name, tmp_path, monkeypatch):
     """Write a recipe of the page about the lab to a file of the current folder."""
     text = (DOCS / "architecture" / "lab.md").read_text()

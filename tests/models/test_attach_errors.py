@@ -63,7 +63,6 @@ FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "
             lambda: transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)),
             "; whereformer.load_pretrained converts it to an encoder that accepts any method",
         ),
-        (lambda: Encoder(EncoderConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, blocks="1")), ""),
     ],
 )
 def test_models_that_do_not_dispatch(model, instead, caplog):
@@ -118,6 +117,10 @@ def test_models_of_text_and_images_get_a_method_for_their_text():
 def test_bad_models():
     with pytest.raises(TypeError, match=r"^model: expected a PreTrainedModel of transformers, got Linear$"):
         attach(nn.Linear(2, 2), "tisa")
+    with pytest.raises(TypeError, match=r"got a name; AutoModel.from_pretrained\('bert'\) of transformers loads"):
+        attach("bert", "tisa")
+    with pytest.raises(ValueError, match=r"^model: Encoder is built with its method: set position='tisa' in its"):
+        attach(Encoder(EncoderConfig(vocab_size=50, hidden_size=16, num_attention_heads=2, blocks="1")), "tisa")
     model = make("bert")
     with pytest.raises(ValueError, match=r"^model: no position method is attached to this BertModel$"):
         detach(model)

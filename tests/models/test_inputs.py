@@ -44,6 +44,38 @@ def test_other_arguments_are_refused_by_name(kind):
         build(kind)(input_ids=torch.ones(1, 3, dtype=torch.long), atention_mask=torch.ones(1, 3))
 
 
+IDS = torch.tensor([[3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (([[1, 2]],), r"input_ids: expected a tensor, got \[\[1, 2\]\]; torch.tensor\(input_ids\)"),
+        ((["a text"],), r"input_ids: expected a tensor, got \['a text'\]; tokenizer\(text, "),
+        (({"input_ids": IDS},), r"input_ids: expected a tensor, got dict; write model\(\*\*batch\)"),
+        ((IDS, [[1, 1, 1]]), r"attention_mask: expected a tensor, got "),
+        ((IDS + 1000,), r"input_ids: expected integers from 0 to \d+, got 1005$"),
+        ((IDS - 9,), r"input_ids: expected integers from 0 to \d+, got -4$"),
+        ((IDS, None, {"token_type_ids": IDS}), r"token_type_ids: expected integers from 0 to 1, got 5$"),
+        ((IDS, None, {"labels": [1]}), r"labels: expected a tensor, got \[1\]; "),
+        ((IDS, None, {"labels": torch.tensor([2])}), r"labels: expected integers from 0 to 1, got 2$"),
+        ((IDS, None, {"labels": torch.tensor([-1])}), r"labels: expected integers from 0 to 1, got -1$"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_named(inputs, message):
+    *tensors, options = inputs if isinstance(inputs[-1], dict) and len(inputs) > 1 else (*inputs, {})
+    with pytest.raises(ValueError, match=f"^{message}"):
+        build(heads.EncoderForSequenceClassification)(*tensors, **options)
+
+
+def test_checkpoints_of_transformers_and_text_have_other_ways(tmp_path):
+    transformers.BertConfig().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"^model_type: .* 'bert'; whereformer.load_pretrained\(path\) reads it$"):
+        Encoder.from_pretrained(tmp_path)
+    with pytest.raises(NotImplementedError, match=r"^generate: EncoderForCausalLM has no cache"):
+        language_model(heads.EncoderForCausalLM).generate(IDS)
+
+
 def test_the_trainer_keeps_the_columns_that_a_model_takes(tmp_path):
     datasets = pytest.importorskip("datasets")
     columns = {"input_ids": [[1, 2, 3]], "token_type_ids": [[0, 0, 1]], "position_ids": [[0, 1, 2]], "labels": [0]}

@@ -77,6 +77,13 @@ def test_positions_out_of_range_are_named(method):
                 attend(position, words, line, line)
 
 
+def test_positions_of_other_tokens_and_numbers_are_refused():
+    with pytest.raises(ValueError, match=r"^positions: expected those of 2 tokens, got 3$"):
+        make("learned").embed(embeddings(2), Positions(0, 1, 3))
+    with pytest.raises(ValueError, match=r"^key_positions: expected Positions\(start, stride, length\) .*, got 10$"):
+        Site(Positions(0, 1, 3), 10)
+
+
 def test_compiled_code_reads_no_row_from_the_end_for_a_negative_position():
     embed = torch.compile(make("learned").embed, backend="eager")
     with pytest.raises(IndexError, match="index 24 is out of bounds"):

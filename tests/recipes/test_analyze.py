@@ -157,6 +157,11 @@ def test_bad_options(arguments, expected, save, capsys, tmp_path):
     assert not (out / "findings.json").exists()
 
 
+def test_the_folder_of_a_comparison_names_one_of_its_models(save, capsys, tmp_path):
+    model = save(ours(), "models/rope-0")
+    assert f"did you mean '{model}'?" in fails(capsys, "analyze", str(tmp_path))
+
+
 def test_bad_models(save, capsys, tmp_path):
     def refused(path):
         return fails(capsys, "analyze", str(path), "--out", str(tmp_path / "out"))

@@ -305,8 +305,10 @@ def test_a_comparison_without_a_preset_normalizes_first_and_options_win_over_a_p
 
 
 def test_too_little_text_for_the_length(text, tmp_path, capsys):
-    message = fails(capsys, "compare", "--data", text, "--out", str(tmp_path), "--length=4096", "--vocab-size=64")
+    out = tmp_path / "out"
+    message = fails(capsys, "compare", "--data", text, "--out", str(out), "--length=4096", "--vocab-size=64")
     assert "--data: too little text" in message
+    assert not out.exists()
     assert "expected at least 16384 of each" in message
 
 

@@ -35,8 +35,6 @@ TOLERANCE = 1e-4
 MIN_SCORE = -9_000
 """Masks add less than this to scores."""
 
-Scores = Callable[[Tensor, Tensor], Tensor]
-
 
 @torch.no_grad()
 def identify(code: Callable[..., Tensor], methods: Mapping[str, PositionMethod], *, returns_weights: bool) -> str:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Positions
-from ..kernels.torch_private import DispatchMode
+from ..kernels.torch_private import TorchDispatchMode
 from ..models.encoder import Encoder
 from ..models.heads import EncoderForMaskedLM
 from ..models.layers import Layer
@@ -209,7 +209,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     return counter.count
 
 
-class _Counter(DispatchMode):
+class _Counter(TorchDispatchMode):
     count = 0
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -106,7 +106,8 @@ def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
     name, rest = " ".join(words[:name_length]), words[name_length:]
     if name not in COMMANDS:
         has_second_word = any(command.startswith(f"{name.lower()} ") for command in COMMANDS)
-        hint = suggest(" ".join(words[: 1 + has_second_word]), COMMANDS)
+        name = " ".join(words[: 1 + has_second_word])
+        hint = suggest(name, COMMANDS)
         problem = f"unknown command {name!r}" if name else "expected a command"
         raise InputError(None, f"{problem}{hint or ';'} known: {', '.join(COMMANDS)}")
     kind = command_class(name)

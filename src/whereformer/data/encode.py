@@ -52,8 +52,7 @@ def get_or_build(
 
     Args:
         cache: the folder of all such folders.
-        kind: the beginning of the folder's name.
-        key: the texts that decide its content.
+        kind, key: the beginning of the folder's name, and the texts that decide its content.
         fill: writes all files into an empty folder, and returns the facts.
         log: called with a line about each step.
         keeps: returns whether a folder of another version may be used if this version has none.
@@ -188,8 +187,9 @@ def open_or_encode(
         if text.compute_hash() != text.fingerprint:
             raise InputError("data", "the text changed while it was read; run the same command again")
         if number <= HELD_OUT_EVERY // 2:
-            expected = f"expected more than {PAGE_LENGTH * HELD_OUT_EVERY // 2} characters"
-            raise InputError("data", f"too little text to hold some out, {expected}")
+            expected = f"expected more than {PAGE_LENGTH * HELD_OUT_EVERY // 2:,} characters"
+            got = sum(map(len, text.pages()))
+            raise InputError("data", f"too little text to hold some out: {expected}, got {got:,}")
         counts = [TokenFile(folder / name).count_ids(vocabulary.size) for name in STREAMS]
         for part, count, separators in zip(("training", "held-out"), counts, pages, strict=True):
             words = count.clone()

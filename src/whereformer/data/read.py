@@ -36,6 +36,15 @@ MAX_LINE = 1 << 27
 HUB = "hub:"
 """The prefix of data sets on the Hugging Face Hub."""
 
+NOT_TEXT = {
+    b"\x1f\x8b": "is compressed; gunzip unpacks it",
+    b"%PDF": "is a PDF; save it as plain text, as pdftotext does",
+    b"PK\x03\x04": "is a ZIP archive, as .docx files are; unpack it, or save the document as plain text",
+    b"\xff\xfe": "is UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it",
+    b"\xfe\xff": "is UTF-16 text; iconv -f UTF-16 -t UTF-8 converts it",
+}
+"""The first bytes of files that are often passed as text, and what to do with them."""
+
 Document = Iterable[str]
 """A document as parts of its text, in order. The parts must be read before the next document."""
 
@@ -50,16 +59,15 @@ def name_file(field: str, file: Path) -> Iterator[None]:
     except (pa.ArrowException, csv.Error, OSError, ValueError, OverflowError, RecursionError) as error:
         # Dates and durations that Python cannot express are ValueErrors. Some errors of pyarrow quote whole rows.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or "damaged"
+        if isinstance(error, UnicodeDecodeError) and file.suffix.lower() not in (".parquet", ".arrow"):
+            reason = "not UTF-8 text; iconv -f LATIN1 -t UTF-8 converts Latin-1"
         raise InputError(field, f"cannot read {short_repr(str(file), MAX_NAME)}: {reason}") from None
 
 
 def read_lines(field: str, file: Path) -> Iterator[str]:
-    """Yield the lines of a text file, without line ends.
+    """Yield the lines of a text file, without line ends. If it can't be read or is not UTF-8, raise an InputError.
 
     Only a line feed ends a line, because other separators may occur within a sentence.
-
-    Raises:
-        InputError: if the file can't be read or is not UTF-8; the message names the line.
     """
     with name_file(field, file), file.open("rb") as data:
         yield from decode_lines(field, str(file), data)
@@ -244,6 +252,13 @@ def read_documents(file: Path, column: str | None = None) -> Iterator[Document]:
 
 
 def _text(file: Path) -> Iterator[str]:
+    if file.suffix.lower() == ".json":
+        raise InputError("data", f"{file} is JSON; write JSON Lines (.jsonl), an object or a string per line")
+    with name_file("data", file), file.open("rb") as data:
+        start = data.read(4)
+    for first_bytes, reason in NOT_TEXT.items():
+        if start.startswith(first_bytes):
+            raise InputError("data", f"{file} {reason}")
     with name_file("data", file), file.open(encoding="utf-8-sig", newline="") as text:
         while part := text.read(BLOCK_CHARACTERS):
             if "\0" in part:

@@ -120,11 +120,7 @@ def _common_letters(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> l
 
 
 def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBase:
-    """Read a tokenizer from a folder that ``save_pretrained`` wrote, or from the Hub.
-
-    Raises:
-        InputError: for ``field``, if it can't be read.
-    """
+    """Read a tokenizer from a folder or from the Hub; an InputError for ``field`` if it can't be read."""
     from transformers import AutoTokenizer
 
     try:
@@ -181,11 +177,7 @@ def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_n
 
 
 def read_vocabulary(tokenizer: PreTrainedTokenizerFast, field: str) -> Vocabulary:
-    """Return a tokenizer's ids that windows need; ``field`` is the argument that an error names.
-
-    Raises:
-        InputError: if the tokenizer has fewer than 2 tokens that are not special.
-    """
+    """Return a tokenizer's ids that windows need; an InputError for ``field`` if fewer than 2 of them are ordinary."""
     ids = tokenizer.get_vocab().values()
     special = tuple(sorted(set(tokenizer.all_special_ids)))
     num_ordinary = len(ids) - len(special)

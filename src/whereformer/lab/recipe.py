@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from .._extras import STUDIES, require
 from ..checks import check_choice, check_range, kind_error
-from ..errors import InputError, join_words, short_repr
+from ..errors import InputError, join_words, short_repr, suggest
 from .options import MAX_RUNS, MAX_SEED
 
 if TYPE_CHECKING:
@@ -280,6 +280,8 @@ def as_function(kind: type[Recipe]) -> Callable[..., Report]:
     """
 
     def call(*, out: str | Path | None = None, quiet: bool = False, **options: Any) -> Report:
+        if unknown := [name for name in options if name not in parameters]:
+            raise TypeError(f"{unknown[0]}: not an option of {call.__name__}{suggest(unknown[0], parameters)}")
         if out is None and kind.MAKES_FILES:
             raise InputError("out", "expected a folder for the model, got None")
         with TemporaryDirectory() as scratch:
@@ -287,12 +289,12 @@ def as_function(kind: type[Recipe]) -> Callable[..., Report]:
             report = kind(**options).start(quiet=quiet)
         return replace(report, next_command="") if out is None else report  # it would name a folder that is gone
 
-    options = dict(inspect.signature(kind).parameters)
-    options["out"] = options["out"].replace(default=None)
-    options["quiet"] = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
+    parameters = dict(inspect.signature(kind).parameters)
+    parameters["out"] = parameters["out"].replace(default=None)
+    parameters["quiet"] = inspect.Parameter("quiet", inspect.Parameter.KEYWORD_ONLY, default=False, annotation="bool")
     call.__name__ = call.__qualname__ = kind.NAME.split()[0]
     call.__doc__ = inspect.getdoc(kind)
-    call.__signature__ = inspect.Signature([*options.values()])  # type: ignore[attr-defined]  # a function may have one
+    call.__signature__ = inspect.Signature([*parameters.values()])  # type: ignore[attr-defined]  # a function may have one
     return call
 
 

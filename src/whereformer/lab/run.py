@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 import time
@@ -73,6 +74,7 @@ class Run:
     def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
+        self.is_new = not self.folder.exists()
         self.is_main = ranks.is_main()
         self.quiet = quiet or not self.is_main
         self.device = find_device(recipe.device).type
@@ -112,6 +114,10 @@ class Run:
 
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
+        is_refused = self.is_new and isinstance(error[1], InputError) and not self.records and ranks.size() == 1
+        # A checkpoint, for example, is worth keeping.
+        if is_refused and {path.name for path in self.folder.iterdir()} <= {RECORDS, ".lock", "cache"}:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _try_outputs(self) -> None:
         """Try to write where results will go, before any work."""

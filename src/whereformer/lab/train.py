@@ -47,7 +47,7 @@ class Training:
     # Builds an optimizer for a model, with its schedule; if None, AdamW with `schedule`.
     optimizer: Callable[[nn.Module], tuple[Optimizer, LambdaLR]] | None = None
     schedule: str = "linear"  # how the rate falls after the warm-up, a name in `SCHEDULES`
-    warmup: int | None = None  # steps in which the rate rises to its peak; if None, a tenth of all
+    warmup: int | None = None  # steps until the rate reaches its peak; if None, a tenth of all
     accumulate: int = 1  # parts of a batch that are computed one after another, in less memory
     bfloat16: bool | None = None  # whether to compute in it; if None, only on a GPU
     log_every: int = 20  # steps between reports of the loss

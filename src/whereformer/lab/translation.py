@@ -84,11 +84,8 @@ def translate_lines(
 ) -> list[str]:
     """Translate each line, in batches of similar length; empty lines stay empty.
 
-    Args:
-        model, tokenizer: as :func:`load` returns them.
-        lines: any number of lines, as plain text.
-        beams: the number of beams; 1 is greedy search.
-        length_penalty: a translation's log-probability is divided by its length to this power.
+    With one beam, the search is greedy. A translation's log-probability is divided by its length to the power of
+    ``length_penalty``.
 
     Raises:
         InputError: if a line is longer than the position method allows.

@@ -190,6 +190,10 @@ class StrictConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        kind = config_dict.get("model_type") or cls.model_type
+        if not str(kind).startswith("whereformer"):
+            reason = f"expected a model of this library, got one of transformers, {short_repr(kind)}"
+            raise InputError("model_type", f"{reason}; whereformer.load_pretrained(path) reads it")
         known = {name for name in _known_names(cls) if not name.endswith("_implementation")}
         return super().from_dict({name: value for name, value in config_dict.items() if name in known}, **kwargs)
 

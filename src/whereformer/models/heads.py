@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Unpack
+from typing import NoReturn, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -171,6 +171,11 @@ class EncoderForCausalLM(EncoderWithLMHead):
             raise InputError("causal", "expected True for a model that predicts the next token, got False")
         super().__init__(config)
         self.generation_config = GenerationConfig()  # trl writes its tokens here
+
+    def generate(self, *_: object, **__: object) -> NoReturn:
+        """Raise a NotImplementedError, since the model keeps no keys and values between tokens."""
+        advice = "attach(model, position) gives a method to a decoder of transformers, which generates"
+        raise NotImplementedError(f"generate: {type(self).__name__} has no cache of keys and values; {advice}")
 
     def predict(
         self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None

@@ -522,6 +522,9 @@ def _record_embed_call(embed: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not torch.compiler.is_compiling():
             self._embed_called = True
         self.check_axes("positions", positions)
+        length = positions.length if isinstance(positions, Positions) else positions.shape[min(positions.dim(), 2) - 1]
+        if length != hidden.shape[1]:
+            raise InputError("positions", f"expected those of {hidden.shape[1]} tokens, got {length}")
         return embed(self, hidden, positions)
 
     return recording_embed

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..errors import InputError, short_repr
 from ..kernels.make_call import SiteOptions, Window
-from ..kernels.terms import PositionsLike
+from ..kernels.terms import Positions, PositionsLike
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +38,9 @@ class Site:
         min_position: a bound that no position is below: negative where pooling moves [CLS] to the left.
         num_dropped_keys: the number of tokens, without padding, before the first key, (batch or 1, 1) or one number for
             all rows. A sliding cache has dropped their keys, but methods that count keys still count them.
+
+    Raises:
+        InputError: for positions in another form.
     """
 
     query_positions: PositionsLike
@@ -57,6 +61,12 @@ class Site:
     position_stop: int | None = None
     min_position: int = 0
     num_dropped_keys: Tensor | int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("query_positions", "key_positions"):
+            if not isinstance(positions := getattr(self, name), Positions | Tensor):
+                reason = f"expected Positions(start, stride, length) or a tensor, got {short_repr(positions)}"
+                raise InputError(name, reason)
 
     @classmethod
     def self_attention(

@@ -131,8 +131,10 @@ class TransformerXL(PositionMethod):
         if not (self.training and self.dropout.p):
             sources = Sources(self, self.kernel, self.content_bias, self.position_bias)
         waves = self.dropout(waves) if self.training else waves
-        parameters = self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2)
-        return Window(first, step, waves, query_is_cls, key_is_cls, *map(split_layers, parameters), sources)
+        kernels, content, position = map(
+            split_layers, (self.kernel, self.content_bias.unsqueeze(2), self.position_bias.unsqueeze(2))
+        )
+        return Window(first, step, waves, query_is_cls, key_is_cls, kernels, content, position, sources)
 
     def _constants(self, site: Site) -> tuple[int, int, Tensor, Tensor, Tensor]:
         """Return the fields of a :class:`Window` that do not depend on parameters."""

@@ -61,10 +61,7 @@ def build_variants(position: str, kernels: Sequence[int]) -> list[Variant]:
 
     With TISA there is a variant for each number of kernels; 0 kernels is the baseline, the same method without TISA.
     Other methods have a baseline only if 0 is among the numbers: learned positions for a method that is added to them
-    ("learned+t5"), else no positions. "own" is the unchanged checkpoint.
-
-    Raises:
-        InputError: if the method has TISA and no number is above 0.
+    ("learned+t5"), else no positions. "own" is the unchanged checkpoint. With TISA, a number has to be above 0.
     """
     parts = positions.component_names(position)
     if "tisa" in parts:

@@ -15,7 +15,7 @@ from ...errors import InputError, short_repr
 from ...positions import PositionMethod, build_position, component_names
 from ...positions.none import NoPosition
 from ..checkpoints.families import FAMILIES
-from ..checks import check_devices
+from ..checks import OneDeviceModel, check_devices
 from .builtin_positions import disable_positions, has_rotary, pass_bias_tables
 from .caches import can_cache_rotated_keys
 from .configs import separate_configs
@@ -99,7 +99,15 @@ def attach_with_settings(
         InputError: for ``path_or_id``, before memory is allocated, if the method has more values.
     """
     if not isinstance(model, PreTrainedModel):
-        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {type(model).__name__}")
+        kind = type(model).__name__
+        if isinstance(model, str):
+            kind = f"a name; AutoModel.from_pretrained({short_repr(model)}) of transformers loads the model"
+        raise TypeError(f"model: expected a PreTrainedModel of transformers, got {kind}")
+    if isinstance(model, OneDeviceModel):
+        reason = (
+            f"{type(model).__name__} is built with its method: set position={settings.position!r} in its configuration"
+        )
+        raise InputError("model", reason)
     if not isinstance(settings.position, str):
         raise TypeError(f"position: expected the name of a method, got {short_repr(settings.position)}")
     for name, choice in (("keep_absolute", settings.keep_absolute), ("verify", verify)):

@@ -33,7 +33,7 @@ _WITHOUT_POSITIONS = {**_WITHOUT_TYPES, "embeddings.token_type.weight": "embeddi
 
 
 def _layer(out: str, attention_norm: str, up: str, down: str, feed_forward_norm: str) -> dict[str, str]:
-    """Return the table of a layer's parts besides query, key and value, in the order in which they run."""
+    """Return the table of a layer's parts besides query, key and value, in the order that they run in."""
     norms = {"attention_norm": attention_norm, "feed_forward_norm": feed_forward_norm}
     return {"attention.out": out, "up": up, "down": down, **norms}
 

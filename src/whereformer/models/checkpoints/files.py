@@ -53,11 +53,11 @@ def check_has_config(name: str, folder: Path) -> None:
     """Check that a folder has the config.json of a checkpoint.
 
     Raises:
-        InputError: for ``name``, if it has none; for the folder of a run, the error suggests its model's folder.
+        InputError: for ``name``, if it has none; for the folder of a run, the error suggests the folder of a model.
     """
     if not (folder / "config.json").is_file():
-        model = folder / "model"
-        hint = f"; did you mean {str(model)!r}?" if (model / "config.json").exists() else ""
+        models = (model for model in (folder / "model", *sorted(folder.glob("models/*")), *sorted(folder.glob("*"))))
+        hint = next((f"; did you mean {str(model)!r}?" for model in models if (model / "config.json").exists()), "")
         raise InputError(name, f"expected a folder with a config.json, got {str(folder)!r}{hint}")
 
 
