@@ -6,7 +6,6 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -95,11 +94,11 @@ def test_predictions_are_in_the_order_of_the_rows(model, tmp_path):
     predictions = recipe.predict(classifier, rows)
     with torch.no_grad():
         alone = [classifier(torch.tensor([list(ids)])).logits[0] for ids, _ in rows.rows]
-    torch.testing.assert_close(torch.tensor(predictions), torch.stack(alone), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(predictions, torch.stack(alone), rtol=1e-4, atol=1e-5)
 
 
 def test_predictions_that_are_no_numbers_are_one_line(model, data, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(Finetune, "predict", lambda self, model, rows: np.full((24, 2), math.nan))
+    monkeypatch.setattr(Finetune, "predict", lambda self, model, rows: torch.full((24, 2), math.nan))
     words = ["finetune", "--model", model, "--data", data, "--task=cola", "--out", str(tmp_path), *TINY]
     assert "--learning-rate: learned predicts values that are not finite (NaN or inf)" in fails(capsys, *words)
 
