@@ -370,11 +370,15 @@ def build_terms(call: Call, products: dict[str, Tensor | None]) -> Terms:
         log2_scale, cap = call.scale / call.softcap, call.softcap * LOG2E
     terms = call.bias, call.key_table, call.query_table, call.query_factors, call.query_levels, call.dense, cap
     is_scaled_last, precision = all(term is None for term in terms), choose_precision(call)
+    tables = [_vector_table(call, name, products) for name in ("key_table", "query_table", "value_table")]
+    key_table, query_table, value_table = tables
     return Terms(
         Products(call.scale, log2_scale, cap, constant(is_scaled_last), constant(precision)),
         TableSpan(first, last),
         bias,
-        *(_vector_table(call, name, products) for name in ("key_table", "query_table", "value_table")),
+        key_table,
+        query_table,
+        value_table,
         level_matrix(call.query_levels),
         level_matrix(call.key_levels),
         pair_matrix(call.dense),
