@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from ..errors import InputError
 from ..lab.recipe import WithPlugin
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
-STEPS, BATCH, LENGTH, WORDS, WIDTH = 150, 16, 32, 16, 32
+STEPS, BATCH, LENGTH, WORDS, WIDTH = 100, 16, 32, 16, 32
 REACH = 5
 """The largest offset that is shown."""
+BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +30,6 @@ class Demo(WithPlugin):
     def run(self, console: Console) -> None:
         """Train the head, and show where it looks in the meantime."""
         import torch
-        from rich.live import Live
         from torch import nn
         from torch.nn import functional
 
@@ -50,36 +45,27 @@ class Demo(WithPlugin):
         model = nn.ModuleDict(
             {"position": position, "input": nn.Embedding(WORDS, WIDTH), "output": nn.Linear(WIDTH, WORDS)}
         )
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
         tokens = Positions(0, 1, LENGTH)
-        with Live(console=console, transient=True) as live:
-            for step in range(STEPS + 1):
-                words = torch.randint(WORDS, (BATCH, LENGTH))
-                hidden = model["input"](words)  # (batch, n, hidden_size)
-                terms = position.terms(hidden, Site(tokens, tokens))
-                # Without a query and a key, the weights depend on position only.
-                heads = attention(None, None, hidden.unsqueeze(1), terms)  # (batch, 1, n, hidden_size)
-                logits = model["output"](heads.squeeze(1))
-                loss = functional.cross_entropy(logits[:, 1:].flatten(0, 1), words[:, :-1].flatten())
-                if step % 10 == 0:
-                    weights = position.curve(range(-REACH, REACH + 1))[0].softmax(0).tolist()
-                    picture = _picture(self.position, step, loss.item(), weights)
-                    live.update(picture)
-                optimizer.zero_grad()
-                loss.backward()
-                optimizer.step()
-        console.print(picture)
-        first, *_ = sorted(range(-REACH, REACH + 1), key=lambda offset: -weights[offset + REACH])
-        console.print(f"The head looks most at offset {first:+d}" + (": the token before." if first == -1 else "."))
+        console.print(
+            f"Guessing has a loss of {math.log(WORDS):.2f}. The share of attention at offsets -{REACH} to {REACH}:"
+        )
+        for step in range(STEPS + 1):
+            words = torch.randint(WORDS, (BATCH, LENGTH))
+            hidden = model["input"](words)  # (batch, n, hidden_size)
+            terms = position.terms(hidden, Site(tokens, tokens))
+            # Without a query and a key, the weights depend on position only.
+            heads = attention(None, None, hidden.unsqueeze(1), terms)  # (batch, 1, n, hidden_size)
+            logits = model["output"](heads.squeeze(1))
+            loss = functional.cross_entropy(logits[:, 1:].flatten(0, 1), words[:, :-1].flatten())
+            weights = position.curve(range(-REACH, REACH + 1))[0].softmax(0).tolist()
+            if step % 10 == 0:
+                bars = " ".join(BARS[round(weight * (len(BARS) - 1))] for weight in weights)
+                console.print(f"step {step:3}  loss {loss.item():.2f}  {bars}", highlight=False)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        offset = max(range(-REACH, REACH + 1), key=lambda offset: weights[offset + REACH])
+        share = f"The head gives {weights[offset + REACH]:.0%} of its attention to offset {offset:+d}"
+        console.print(share + (": the token before." if offset == -1 else "."), highlight=False)
         console.print("Next: whereformer compare --quick ranks eight methods on text.", highlight=False)
-
-
-def _picture(name: str, step: int, loss: float, weights: Sequence[float]) -> Group:
-    """Draw the share of attention that each near offset gets."""
-    from rich.console import Group
-    from rich.table import Table
-
-    table = Table("offset", "share of attention", show_edge=False, box=None)
-    for offset, weight in enumerate(weights, -REACH):
-        table.add_row(f"{offset:+d}" if offset else "0", f"{'█' * round(30 * weight)} {weight:.0%}")
-    return Group(f"{name}, step {step}: loss {loss:.2f} (guessing: {math.log(WORDS):.2f})", table)
