@@ -83,10 +83,10 @@ def identify(code: Callable[..., Tensor], methods: Mapping[str, PositionMethod],
             scaled = [f"{part} is multiplied by {factor:.6g}" for part, factor in factors.items() if factor != 1]
             if best is None or len(differences + scaled) < len(best[1]):
                 best = name, differences + scaled
-    if best is not None:
-        name, differences = best
-        return f"{name}, but {' and '.join(differences)}" if differences else f"this is {name}"
-    return _describe_bias(scores, visible, query, key, returns_weights) or "no method explains these scores"
+    if best is None:
+        return "no method explains these scores"
+    name, differences = best
+    return f"{name}, but {' and '.join(differences)}" if differences else f"this is {name}"
 
 
 def _readings(method: PositionMethod) -> Iterator[tuple[list[str], PositionMethod, int, int]]:
@@ -125,20 +125,19 @@ def _score_parts(method: PositionMethod, query: Tensor, key: Tensor, sign: int, 
     return content, scores_with(terms) - content
 
 
-def _fit(
-    scores: Tensor, visible: Tensor, parts: Mapping[str, Tensor], any_row_constant: bool
-) -> dict[str, float] | None:
+def _fit(scores: Tensor, visible: Tensor, parts: Mapping[str, Tensor], is_centered: bool) -> dict[str, float] | None:
     """Return the factors of the parts whose sum are the scores; None if there are none.
 
     Args:
         scores, visible: (heads, n, n).
         parts: (heads, n, n) each; those that are zero everywhere are left out.
-        any_row_constant: each row of the scores may have another constant added, as weights do not show it.
+        is_centered: compare deviations from the mean of each row, because weights do not show a constant of a row.
     """
     parts = {name: part for name, part in parts.items() if bool(part[visible].abs().max() > 1e-9)}
-    target, *columns = (
-        _without_row_means(part, visible) if any_row_constant else part for part in (scores, *parts.values())
-    )
+    target, *columns = scores, *parts.values()
+    if is_centered:
+        shown = [part.masked_fill(~visible, 0) for part in (target, *columns)]
+        target, *columns = (part - part.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True) for part in shown)
     if not columns:
         return None
     matrix, right = torch.stack([column[visible] for column in columns], -1), target[visible]
@@ -147,27 +146,3 @@ def _fit(
         return None
     rounded = [1.0 if abs(factor - 1) <= 1e-3 else factor for factor in factors.tolist()]
     return dict(zip(parts, rounded, strict=True))
-
-
-def _without_row_means(part: Tensor, visible: Tensor) -> Tensor:
-    part = part.masked_fill(~visible, 0)
-    return part - part.sum(-1, keepdim=True) / visible.sum(-1, keepdim=True)
-
-
-def _describe_bias(scores: Tensor, visible: Tensor, query: Tensor, key: Tensor, any_row_constant: bool) -> str | None:
-    """Say that code adds one number per head and offset, and which near query 0; None if it does anything else."""
-    heads, length, _ = scores.shape
-    offsets = torch.arange(length) - torch.arange(length)[:, None]
-    parts = {"content": (query @ key.mT)[0]}
-    for head, offset in itertools.product(range(heads), range(1 - length, length)):
-        parts[f"{head} {offset}"] = torch.zeros_like(scores)
-        parts[f"{head} {offset}"][head] = (offsets == offset).to(scores.dtype)
-    factors = _fit(scores, visible, parts, any_row_constant)
-    if factors is None:
-        return None
-    curve = [factors.get(f"0 {offset}", 0.0) - factors.get("0 0", 0.0) for offset in range(-2, 3)]
-    numbers = ", ".join(f"{number:.4g}" for number in curve)
-    return (
-        f"query . key times {factors['content']:.6g}, plus one number per head and offset, as t5, tisa and alibi add; "
-        f"the first head adds at offsets -2 to 2, relative to offset 0: {numbers}"
-    )

@@ -61,11 +61,11 @@ class Check(WithPlugin):
         console.print(identify(function, methods, returns_weights=num_parameters == 3), highlight=False, soft_wrap=True)
 
     def _methods_without_parameters(self) -> dict[str, PositionMethod]:
-        from ..positions import build_position, method_class, position_names
+        from ..positions import build_position, position_names
 
-        names = [name for name in position_names() if "embeddings" not in method_class(name).acts_on]
-        methods = {"none": build_position("none", hidden_size=self.heads * self.head_dim, num_heads=self.heads)}
-        for name in names:
+        methods = {}
+        for name in position_names():
             with suppress(InputError):  # the method does not have these sizes
                 methods[name] = build_position(name, hidden_size=self.heads * self.head_dim, num_heads=self.heads)
-        return {name: method for name, method in methods.items() if not list(method.parameters())}
+        acting = {name: method for name, method in methods.items() if "embeddings" not in method.acts_on}
+        return {name: method for name, method in acting.items() if not list(method.parameters())}

@@ -95,10 +95,7 @@ class Seq2SeqEncoder(_Stack):
 
     @accepts(SourceInputs)
     def forward(
-        self,
-        input_ids: Tensor | None = None,
-        attention_mask: Tensor | None = None,
-        **inputs: Unpack[SourceInputs],
+        self, input_ids: Tensor | None = None, attention_mask: Tensor | None = None, **inputs: Unpack[SourceInputs]
     ) -> BaseModelOutput:
         """Return states (batch, n, hidden_size) of tokens (batch, n); the mask is nonzero for tokens, 0 for padding."""
         words = embed_tokens("input_ids", self.words, self.config.hidden_size, input_ids, inputs.get("inputs_embeds"))

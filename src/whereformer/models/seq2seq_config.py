@@ -8,12 +8,7 @@ from .checks import MAX_IDS, StrictConfig
 
 PRESETS: dict[str, dict[str, Any]] = {
     "base": {},
-    "big": {
-        "hidden_size": 1024,
-        "num_attention_heads": 16,
-        "intermediate_size": 4096,
-        "hidden_dropout_prob": 0.3,
-    },
+    "big": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "hidden_dropout_prob": 0.3},
     "small": {
         "hidden_size": 256,
         "num_attention_heads": 4,

@@ -55,8 +55,7 @@ def load_attached(path_or_id: str | Path, model_class: Any, *, verify: bool = Tr
     transformers_logging.set_verbosity_error()  # its report would list the tensors that are loaded below
     try:
         model, report = model_class.from_pretrained(
-            path_or_id,
-            **{"trust_remote_code": False, **options, "use_safetensors": True, "output_loading_info": True},
+            path_or_id, **{"trust_remote_code": False, **options, "use_safetensors": True, "output_loading_info": True}
         )
     finally:
         transformers_logging.set_verbosity(verbosity)
