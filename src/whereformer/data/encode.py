@@ -188,8 +188,8 @@ def open_or_encode(
             raise InputError("data", "the text changed while it was read; run the same command again")
         if number <= HELD_OUT_EVERY // 2:
             expected = f"expected more than {PAGE_LENGTH * HELD_OUT_EVERY // 2:,} characters"
-            got = sum(map(len, text.pages()))
-            raise InputError("data", f"too little text to hold some out: {expected}, got {got:,}")
+            characters = sum(map(len, text.pages()))
+            raise InputError("data", f"too little text to hold some out: {expected}, got {characters:,}")
         counts = [TokenFile(folder / name).count_ids(vocabulary.size) for name in STREAMS]
         for part, count, separators in zip(("training", "held-out"), counts, pages, strict=True):
             words = count.clone()
