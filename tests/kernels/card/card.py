@@ -85,6 +85,7 @@ from triton.runtime import driver  # noqa: E402
 from triton.runtime.jit import JITFunction  # noqa: E402
 
 from tests.kernels.card import triton_private  # noqa: E402
+from whereformer.kernels import tracing  # noqa: E402
 from whereformer.kernels.triton import available  # noqa: E402
 
 _AS_PASSED = {"i1": "i4", "u1": "u4", "fp16": "f2", "fp32": "f4", "fp64": "f8"}
@@ -254,6 +255,7 @@ def _install() -> None:
     triton_private.prepare(_check_access)
     triton_private.stop_after_reading()
     driver.set_active(Card())
+    tracing.CPU_IGNORES_ALIGNMENT = False
     available._unavailable_on = lambda device: None
     available.get_capability = lambda device: divmod(Card.capability, 10)
     _driver.card_call_on_launch(_launched)
