@@ -46,16 +46,15 @@ class Demo(WithPlugin):
             {"position": position, "input": nn.Embedding(WORDS, WIDTH), "output": nn.Linear(WIDTH, WORDS)}
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
-        tokens = Positions(0, 1, LENGTH)
+        site = Site.self_attention(Positions(0, 1, LENGTH))
         console.print(
             f"Guessing has a loss of {math.log(WORDS):.2f}. The share of attention at offsets -{REACH} to {REACH}:"
         )
         for step in range(STEPS + 1):
             words = torch.randint(WORDS, (BATCH, LENGTH))
             hidden = model["input"](words)  # (batch, n, hidden_size)
-            terms = position.terms(hidden, Site(tokens, tokens))
-            # Without a query and a key, the weights depend on position only.
-            heads = attention(None, None, hidden.unsqueeze(1), terms)  # (batch, 1, n, hidden_size)
+            # Without a query and a key, the weights depend on position only; (batch, 1, n, hidden_size).
+            heads = attention(None, None, hidden.unsqueeze(1), position.terms(hidden, site))
             logits = model["output"](heads.squeeze(1))
             loss = functional.cross_entropy(logits[:, 1:].flatten(0, 1), words[:, :-1].flatten())
             weights = position.curve(range(-REACH, REACH + 1))[0].softmax(0).tolist()
