@@ -296,7 +296,8 @@ def test_a_mask_is_an_object_that_can_be_copied():
     assert mask == mask
     assert mask != MaskSpec(3)
     assert mask != None  # noqa: E711
-    assert pickle.loads(pickle.dumps(NotATensorError("indexes"))).field == "attention_mask"
+    error = NotATensorError("attention_mask", "the model indexes it")
+    assert pickle.loads(pickle.dumps(error)).field == "attention_mask"
 
 
 def test_rounding_that_is_allowed_elsewhere_is_no_difference():

@@ -88,7 +88,7 @@ class Rope(PositionMethod):
         check_choice("arrangement", arrangement, ARRANGEMENTS)
         if rotary_dim is None and model.head_dim % 2:
             size = f"{model.head_dim} (by default, hidden_size / num_heads)"
-            raise InputError("head_dim", f"expected an even number for pairs of features, got {size}")
+            raise InputError("rotary_dim", f"expected an even number for pairs of features, got head_dim {size}")
         rotary_dim = model.head_dim if rotary_dim is None else rotary_dim
         if rotary_dim % 2 or not 0 < rotary_dim <= model.head_dim:
             raise InputError("rotary_dim", f"expected an even number up to head_dim {model.head_dim}, got {rotary_dim}")
