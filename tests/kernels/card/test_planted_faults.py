@@ -31,8 +31,8 @@ streams, hooks = test_replays.test_streams_and_devices, test_replays.test_launch
 FAULTS = {
     "scratch memory is freed before it is used": (
         write,
-        "body.append(line.render(blocks))",
-        'body += [f"{name} = None" for name in pointers if name[0] == "s"]; body.append(line.render(blocks))',
+        'body.append("".join(',
+        'body += [f"{name} = None" for name in pointers if name[0] == "s"]; body.append("".join(',
         bias,
     ),
     "scratch memory is freed before its last use": (share, "max([last[name] for", "min([last[name] for", vectors),
