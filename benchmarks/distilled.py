@@ -101,7 +101,7 @@ class Distilled:
         return {"numbers": sum(each.numel() for each in model.encoder.position.parameters()), "losses": losses}
 
 
-def _load(path: Path, position: str | None = None, **options: int) -> EncoderForMaskedLM:
+def _load(path: Path, position: str | None = None, **options: Any) -> EncoderForMaskedLM:
     with quiet_transformers():
         model = load_pretrained(path, position, **options)
     if not isinstance(model, EncoderForMaskedLM):

@@ -159,11 +159,15 @@ class Pays:
     def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
         """Pretrain and save a model; return its steps and its held-out loss."""
         text, longest = self._encoded, STAGES[-1][0]
+
+        def batches(length: int) -> Iterator[Batch]:
+            return (self._windows(length, 0, step) for step in count())
+
         seconds = {
             length: self._seconds(
                 str(length),
                 lambda name: EncoderForMaskedLM(self._config(name)),
-                lambda length=length: (self._windows(length, 0, step) for step in count()),
+                partial(batches, length),
             )[name]
             for length, _ in STAGES
         }
@@ -203,7 +207,8 @@ class Pays:
                 model_class=EncoderForSequenceClassification,
                 num_labels=classes,
             )
-        order, curve = batches(seed), []
+        order = batches(seed)
+        curve: list[tuple[float, float]] = []
 
         def evaluate(spent: float) -> None:
             if spent >= (len(curve) + 1) / self.evaluations:

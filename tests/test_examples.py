@@ -89,6 +89,13 @@ def test_a_port_is_checked(function, answer, capsys):
     assert answer in "".join(capsys.readouterr())
 
 
+def test_methods_of_a_port_are_a_dict(tmp_path, capsys):
+    (tmp_path / "port.py").write_text("METHODS = 3\ndef scores(query, key): return query @ key.mT\n")
+    with pytest.raises(SystemExit):
+        main(["check", f"{tmp_path}/port.py:scores"])
+    assert "FILE:FUNCTION: expected METHODS to be position methods by name, got 3" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("method", ["tisa", "t5"])
 def test_the_demo_finds_the_token_before(method, capsys):
     main(["demo", "--position", method])

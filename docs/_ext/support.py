@@ -187,7 +187,7 @@ def table(names):
     """The table: the rows of these methods, measured now, and the page's rows of the others."""
     columns = ["method", "compiles", "exports", "O(n)", "repeats", "CPU", "GPU", "longer text"]
     header, dashes, *measured = as_table(columns, [row(name) for name in names])
-    rows = {}
+    rows: dict[str, str] = {}
     for line in (*measured, *PAGE.read_text(encoding="utf-8").splitlines()):
         if found := re.match(r"\| \[?`(\w+)`", line):
             rows.setdefault(found[1], line)

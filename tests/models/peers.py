@@ -126,6 +126,15 @@ def close(actual, expected, factor=1.0):
     torch.testing.assert_close(actual, expected, rtol=1e-4 * factor, atol=2e-5 * factor)
 
 
+def close_steps(actual, expected):
+    """Compare the loss and the gradients of two steps. Rounding errors scale with a gradient's largest number."""
+    torch.testing.assert_close(actual[0], expected[0])
+    assert actual[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        largest = float(gradient.abs().max())
+        torch.testing.assert_close(actual[1][name], gradient, rtol=1e-4, atol=1e-5 * max(1.0, largest), msg=name)
+
+
 def positions_of(model):
     """The attached methods, an encoder's first."""
     return [

@@ -13,7 +13,7 @@ from whereformer.kernels import attention
 from whereformer.models.attachment import attention_function, masks
 from whereformer.models.inputs import CACHE
 
-from .peers import SIZES, batch, close, make, make_modernbert, states, switch, train_step
+from .peers import SIZES, batch, close, close_steps, make, make_modernbert, states, switch, train_step
 
 GROUPED = {
     **SIZES,
@@ -124,7 +124,7 @@ def test_sinks_of_queries(calls):
     expected = train_step(model, inputs)
     attach(model, "none")
     calls.clear()
-    close(train_step(model, inputs), expected, factor=20)
+    close_steps(train_step(model, inputs), expected)
     assert [tuple(call["sinks"].shape) for call in calls if call["sinks"] is not None] == [(3, 4, 12)] * 3
     detach(model)
     attach(model, "tisa")

@@ -251,9 +251,9 @@ def test_only_electra_has_its_options(tmp_path):
         Electra(small_config())
     with pytest.raises(ValueError, match=r"^generator_size: expected 0\.001 to 1000, got 0"):
         build(generator_size=0)
-    for name, minimum in (("generator_size", 0.001), ("discriminator_weight", 0.0)):
+    for name, limits in (("generator_size", "0.001 to 1000"), ("discriminator_weight", "at least 0")):
         for bad in (-0.5, float("nan")):
-            with pytest.raises(ValueError, match=f"^{name}: expected .*{minimum:g}.*, got {bad}$"):
+            with pytest.raises(ValueError, match=f"^{name}: expected {limits}, got {bad}$"):
                 build(**{name: bad})
 
 

@@ -160,7 +160,9 @@ def test_a_funnels_tensors_that_do_not_fit_are_named(tmp_path):
     assert all(name.startswith("encoder.blocks.2.0.") for name in dropped)
     fields = json.loads((tmp_path / "config.json").read_text()) | {"block_sizes": [1, 2], "block_repeats": [1, 1]}
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', but a"):
+    with pytest.raises(
+        ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', but a model with"
+    ):
         load_pretrained(tmp_path)
 
 

@@ -240,7 +240,7 @@ def test_a_model_that_is_damaged_is_made_again(text, finished, copy, capsys, nam
     flip(copy / "checkpoints" / "checkpoint-4" / "state.pt")
     assert run(text, copy) == results_of(finished)
     out = capsys.readouterr().out
-    assert f"{name.removeprefix('model/')} was changed" in out
+    assert f"repeating train: {name.removeprefix('model/')} was changed" in out
     assert "checkpoint-4: state.pt was changed" in out
     assert "continuing after step 2 of 6" in out
     assert same(weights(copy), weights(finished))

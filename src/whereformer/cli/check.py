@@ -52,7 +52,7 @@ class Check(WithPlugin):
         if not callable(function):
             raise InputError("function", f"{path} has no function {name!r}")
         if not isinstance(methods, dict) or not all(isinstance(method, PositionMethod) for method in methods.values()):
-            raise InputError("METHODS", f"expected a dict of position methods by name, got {short_repr(methods)}")
+            raise InputError("function", f"expected METHODS to be position methods by name, got {short_repr(methods)}")
         num_parameters = len(inspect.signature(function).parameters)
         if num_parameters not in (2, 3):
             expected = "a function of query and key, or of query, key and value"

@@ -47,9 +47,7 @@ class Demo(WithPlugin):
         )
         optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
         site = Site.self_attention(Positions(0, 1, LENGTH))
-        console.print(
-            f"Guessing has a loss of {math.log(WORDS):.2f}. The share of attention at offsets -{REACH} to {REACH}:"
-        )
+        console.print(f"Guessing: loss {math.log(WORDS):.2f}. The bars: attention to offsets -{REACH} to {REACH}.")
         for step in range(STEPS + 1):
             words = torch.randint(WORDS, (BATCH, LENGTH))
             hidden = model["input"](words)  # (batch, n, hidden_size)
@@ -57,8 +55,8 @@ class Demo(WithPlugin):
             heads = attention(None, None, hidden.unsqueeze(1), position.terms(hidden, site))
             logits = model["output"](heads.squeeze(1))
             loss = functional.cross_entropy(logits[:, 1:].flatten(0, 1), words[:, :-1].flatten())
-            weights = position.curve(range(-REACH, REACH + 1))[0].softmax(0).tolist()
             if step % 10 == 0:
+                weights = position.curve(range(-REACH, REACH + 1))[0].softmax(0).tolist()
                 bars = " ".join(BARS[round(weight * (len(BARS) - 1))] for weight in weights)
                 console.print(f"step {step:3}  loss {loss.item():.2f}  {bars}", highlight=False)
             optimizer.zero_grad()

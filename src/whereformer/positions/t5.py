@@ -87,9 +87,10 @@ class T5(OffsetFunction):
 
     def curve(self, offsets: Tensor | Sequence[float], *, layer: int = 0) -> Tensor:
         values = as_offsets(offsets, self.weight)
-        index = values.long().clamp(-self.max_distance, self.max_distance) + self.max_distance
-        if values.is_floating_point() and not bool((values.long() == values).all()):
+        integers = values.long()
+        if values.is_floating_point() and not bool((integers == values).all()):
             raise TypeError("offsets: this method is defined only at integer offsets, got fractional ones")
+        index = integers.clamp(-self.max_distance, self.max_distance) + self.max_distance
         columns = torch.tensor(self.buckets, device=index.device)[index]
         # index_select, because the gradient of an index takes many times longer.
         return self.weight.index_select(1, columns.flatten()).unflatten(1, columns.shape)
