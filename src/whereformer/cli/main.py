@@ -26,6 +26,7 @@ COMMANDS = {
     **{"translate train" if name == "translate" else name: f"recipes.{path}" for name, path in RECIPES.items()},
     "translate run": "cli.translate:TranslateRun",
     "run": "cli.main:RunFile",
+    "merge": "cli.merge:Merge",
     "check": "cli.check:Check",
     "demo": "cli.demo:Demo",
     "positions": "cli.positions:ListPositions",
