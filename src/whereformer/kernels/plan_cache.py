@@ -30,9 +30,10 @@ NumPy's, are not cached."""
 _ELEMENT_TYPES = _ARGUMENT_TYPES - _TENSOR_TYPES - {tuple}
 """The types of the elements of tuples."""
 
-_HARMLESS_FUNCTIONS = frozenset({"__get__", "__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
-"""The functions of tensors whose results follow from a signature, or are the tensor itself. ``__get__`` reads an
-attribute, such as ``shape``."""
+_HARMLESS_FUNCTIONS = frozenset({"__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
+"""The functions of tensors whose results follow from a signature, or are the tensor itself."""
+_HARMLESS_ATTRIBUTES = frozenset({"device", "dtype", "is_nested", "shape"})
+"""The attributes of tensors that follow from a signature. Others, such as ``requires_grad``, are not part of it."""
 
 
 class CallSignature(NamedTuple):
@@ -153,7 +154,8 @@ class StepRecorder(TorchFunctionMode):
             self._tensors.append(result)
         else:
             # Other functions may read numbers, or change a tensor in place.
-            self._can_replay &= function.__name__ in _HARMLESS_FUNCTIONS
+            is_attribute = function.__name__ == "__get__" and function.__self__.__name__ in _HARMLESS_ATTRIBUTES
+            self._can_replay &= is_attribute or function.__name__ in _HARMLESS_FUNCTIONS
         return result
 
     def _with_indices(self, value: Any) -> Any:
