@@ -1,4 +1,4 @@
-"""Cached plans for repeated calls: calls that differ only in the values of tensors.
+"""A cache for repeated calls: calls that differ only in the values of tensors.
 
 Checking a call, merging its terms and choosing a backend takes several times as long as the attention of a few tokens.
 All of it follows from the types, sizes and strides of the arguments: the call's signature. So it is done once for each
@@ -52,7 +52,7 @@ _Step: TypeAlias = Callable[[list[Tensor]], Tensor]
 """A torch function of some of a call's tensors and the results of earlier steps."""
 
 
-class _CachedPlan(NamedTuple):
+class _CachedCall(NamedTuple):
     """The steps of calls with one signature, and the plan that computes them from the tensors at these indices."""
 
     plan: CallTemplate
@@ -99,7 +99,7 @@ def make_signature(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...
 
 def attend_from_cache(signature: CallSignature) -> tuple[Tensor, LogSums | None] | None:
     """Return the results of a call without its sinks; None if no plan is cached for its signature."""
-    cached: _CachedPlan | None = _plans.values.get(signature.key)
+    cached: _CachedCall | None = _plans.values.get(signature.key)
     if cached is None:
         return None
     plan, steps, indices = cached
@@ -149,6 +149,7 @@ class StepRecorder(TorchFunctionMode):
         result = function(*args, **options)
         if isinstance(result, Tensor) and id(result) not in self._indices:
             self._steps.append(_make_step(function, self._with_indices(list(args)), options))
+            # Steps put tensors only in place of indices, which options do not have.
             self._can_replay &= not any(isinstance(value, Tensor) for value in flatten_tree(options))
             self._indices[id(result)] = _TensorIndex(len(self._tensors))
             self._tensors.append(result)
@@ -172,4 +173,4 @@ class StepRecorder(TorchFunctionMode):
         indices = [self._indices.get(id(tensor)) for tensor in tensors]
         known = [int(index) for index in indices if index is not None]
         if self._can_replay and len(known) == len(indices):
-            _plans.put(self._key, _CachedPlan(plan, self._steps, known))
+            _plans.put(self._key, _CachedCall(plan, self._steps, known))

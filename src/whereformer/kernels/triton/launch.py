@@ -1,6 +1,7 @@
 """The "triton" backend: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module launches the kernels of ``jit``. Calls are computed by plans (``plan``): this code runs once for each kind.
+This module launches the kernels of ``jit``. It runs once for each kind of call: ``plan`` records what it does as a
+function, which computes later calls of the kind.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Triton(Backend):
     def adapt(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
         if call.scale <= 0:
-            # The kernels take the largest product of a row for that of its largest score.
+            # The kernels find a row's largest score by its largest product, which needs a positive scale.
             changes["scale"] = -call.scale or 1.0
             changes["query"] = None if call.query is None else call.query * (-1 if call.scale else 0)
         if call.query_positions is not None or call.key_positions is not None:
@@ -57,12 +58,12 @@ class Triton(Backend):
     def new_buffer(self, call: Call) -> Tensor:
         return _forward_state(call).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay | None]:
         return record(lambda: self._forward(call), tensors)
 
     def backward(
         self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Replay]:
+    ) -> tuple[list[Tensor], Replay | None]:
         return record(lambda: self._backward(call, inputs, grad_names), tensors)
 
     def _forward(self, call: Call) -> ForwardOutputs:
@@ -96,6 +97,7 @@ class Triton(Backend):
 
 def _forward_state(call: Call, *results: Tensor) -> ForwardState:
     """Allocate the state of a forward, or find its parts in the forward's results."""
+    # Whether terms may add large numbers to scores; see ``Norm``.
     may_be_large = any(term is not None for term in (call.bias, call.query_factors, call.query_levels, call.dense))
     return call.forward_state(2 if may_be_large else 1, *results)
 
@@ -111,7 +113,10 @@ def _compute_log_sums(norm: Tensor) -> LogSums:
 def _launch_prepare(
     call: Call, state: ForwardState | None = None, d_out: Tensor | None = None, d_lse: Tensor | None = None
 ) -> tuple[arguments.PairRules, Tensor | None]:
-    """Return the rules of pairs, with the seeds and the end of the keys, and ``delta`` in the backward."""
+    """Launch the first kernel, which fills the dropout seeds, the end of the keys and, in the backward, ``delta``.
+
+    Return the rules of pairs, which have the first two, and ``delta``.
+    """
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
@@ -199,7 +204,8 @@ _DIAGONAL_PROGRAMS = 1500
 """About the most programs of the kernel of diagonals: enough for a GPU, and each stores its own sums."""
 
 _MIN_PAIRS = 2**22
-"""Pairs whose gradients are in memory at once if a bias has no diagonals. Calls with large inputs take more."""
+"""The fewest pairs whose gradients are in memory at once if a bias has no diagonals, unless a call has fewer. Calls
+with large inputs take more."""
 
 
 _GRADIENTS_BY_TABLE = {
@@ -381,6 +387,7 @@ class _Backward:
         table, sums, (rows, scale) = getattr(call, name), self.sums.get(name), _table_operand(name, call, self.d_out)
         if sums is None:
             return
+        # These take the places of the buffers, which no kernel has filled.
         if self.needs(f"{name}_factors"):
             self.gradient_buffers[f"{name}_factors"] = sums.by_column(table.shape[1]) @ table
         if not self.needs(name) or rows is None:
