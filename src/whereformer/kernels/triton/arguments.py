@@ -405,7 +405,7 @@ def _vector_table(call: Call, name: str, products_by_name: dict[str, Tensor | No
     if length > MAX_COMPILED_LENGTH:
         return VectorTable(products, first, length, None)
     if covers_all_offsets(call, first, length):
-        # Such a table often ends where the sequence's offsets do: constants would need kernels compiled for every length.
+        # Such a table often ends where the sequence's offsets do: constants would need a kernel for every length.
         return VectorTable(products, first, length, constant(pad_width(length)))
     return VectorTable(products, constant(first), constant(length), constant(pad_width(length)))
 
