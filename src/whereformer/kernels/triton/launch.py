@@ -233,9 +233,9 @@ class _Backward:
         if reads_beyond and arguments.has_diagonals(call):
             summed.append("bias")
         self.sums = {name: arguments.allocate_table_sums(call, name) for name in summed}
-        # The first and the last arguments of all gradient kernels.
-        self.first = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
-        self.last = _prepare_terms(call, self.d_out, self.sums), pairs
+        # The leading and the trailing arguments of all gradient kernels.
+        self.leading = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
+        self.trailing = _prepare_terms(call, self.d_out, self.sums), pairs
         # The kernels write into these: rows that the whole batch shares have a gradient for each item.
         self.gradient_buffers = {
             name: gradient.new_empty(call.value.shape[0], *gradient.shape[1:], dtype=torch.float32)
@@ -273,7 +273,7 @@ class _Backward:
         launch(
             query_gradients,
             self.programs * cdiv(call.n_q, blocks.rows),
-            *self.first,
+            *self.leading,
             arguments.QueryGradients(
                 arguments.row_matrix(buffers.get("query")),
                 arguments.row_matrix(buffers.get("query_factors")),
@@ -281,7 +281,7 @@ class _Backward:
                 *(self.sums.get(name, arguments.NO_SUMS) for name in ("key_table", "value_table", "bias")),
             ),
             arguments.table_matrix(call.key_table if meets_query else None, call),
-            *self.last,
+            *self.trailing,
             **blocks.launch_options,
         )
         self._launch_table_gradients("key_table")
@@ -295,7 +295,7 @@ class _Backward:
         launch(
             key_gradients,
             self.programs // call.group_size * cdiv(call.n_k, blocks.keys),
-            *self.first,
+            *self.leading,
             arguments.KeyGradients(
                 arguments.row_matrix(buffers.get("key"), call.group_size),
                 arguments.row_matrix(buffers.get("value"), call.group_size),
@@ -303,7 +303,7 @@ class _Backward:
                 arguments.level_matrix(buffers.get("key_levels")),
                 self.sums.get("query_table", arguments.NO_SUMS),
             ),
-            *self.last,
+            *self.trailing,
             **blocks.launch_options,
         )
         self._launch_table_gradients("query_table")
@@ -358,9 +358,9 @@ class _Backward:
             launch(
                 diagonals,
                 count * call.heads * parts,
-                *self.first,
+                *self.leading,
                 out,
-                *self.last,
+                *self.trailing,
                 *(low, count, parts, batch),
                 BLOCK=size,
                 num_warps=blocks.warps,
@@ -416,9 +416,9 @@ class _Backward:
         launch(
             dense_gradients,
             items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
-            *self.first,
+            *self.leading,
             arguments.pair_matrix(gradient),
-            *self.last,
+            *self.trailing,
             call.value.shape[0] // items,
             BLOCK=size,
             num_warps=blocks.warps,

@@ -162,6 +162,7 @@ class _Recorder(TorchDispatchMode):
                 if type_name != "constexpr":
                     types.append(type_name)
                     parts += [", ", self._address(value) if isinstance(value, Tensor) else repr(value)]
+        # A tensor without a name is from elsewhere.
         self.can_replay &= all(part.tensor != "" for part in parts if isinstance(part, _Address))
         name = compiled.src.fn.__name__
         function = self._add_constant(name, compiled.function)
