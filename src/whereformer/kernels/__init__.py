@@ -160,7 +160,6 @@ def attention(
         output, lse = _run(call, options.get("sinks"), backend, recorder)
     else:
         output, lse = add_sinks(*results, options.get("sinks"))
-    # With ``return_lse`` there is an lse; the second question is for the type checker.
     return (output, lse) if return_lse and lse is not None else output
 
 

@@ -82,7 +82,7 @@ class Plan(CallTemplate):
         self.backend = backend
         self._forward: Replay | None = None
         self._backwards = BoundedCache(8)
-        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape and device of all tensors that a forward saves
+        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape, device of what a forward saves; none before it
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
         if torch.is_grad_enabled():
@@ -125,7 +125,6 @@ class Plan(CallTemplate):
 
     def _check_saved(self, tensors: Sequence[Tensor]) -> None:
         """Raise if a saved tensor has another dtype, shape or device now: kernels would read beyond its memory."""
-        # No layouts are known to a plan that did not run the forward: an operator's backward may get a new one.
         for name, tensor, expected in zip((*self.names, "output", "state"), tensors, self._saved_layouts, strict=False):
             if (layout := _saved_layout(tensor)) != expected:
                 expected_text, layout_text = ("{} of shape {} on {}".format(*values) for values in (expected, layout))
@@ -204,9 +203,7 @@ class Operators:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        # By layouts and numbers of merged calls: calls with different signatures may merge to such a call, and calls
-        # that cannot have a signature, or come from the dispatcher, have plans too.
-        self.plans = BoundedCache(256)
+        self.plans = BoundedCache(256)  # by merged calls: signatures may share one, and the dispatcher's have none
         inputs = "Tensor d_output, Tensor? d_lse, Tensor output, Tensor buffer, bool[] needs"
         schemas = f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", f"({inputs}, {ARGUMENTS}) -> Tensor[]"
         forward, backward = f"{backend.name}_forward", f"{backend.name}_backward"

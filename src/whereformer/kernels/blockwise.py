@@ -2,8 +2,7 @@
 
 A block is some queries and the keys that any of them may reach. Each row of scores has all of its keys, so
 ``reference`` computes a block as a separate call, by the equation of kernels/call.py. The backward computes each block
-again and lets autograd differentiate it, so it needs the inputs alone. (The output is saved too, by the autograd
-function that all backends share.) Scores and all sums are float32 or wider.
+again and lets autograd differentiate it, so it needs only the inputs. Scores and all sums are float32 or wider.
 """
 
 from __future__ import annotations
@@ -119,7 +118,7 @@ def _iter_blocks(call: Call) -> Iterator[tuple[range, range, Call, Tensor | None
 
 
 class Blockwise(Backend):
-    """The reference, block by block. Its buffer is empty, because its backward needs only the inputs."""
+    """The reference, block by block. The output is saved for the backward, as by all backends, but not read."""
 
     name = "blockwise"
 

@@ -157,7 +157,6 @@ def make_call(
     if len(terms) > 0:
         with without_autocast(value.device), recorder or nullcontext():
             terms, queries, keys, step = _without_steps(terms, queries, keys)
-            # In steps, rounded to the inside.
             low, high = None if low is None else -(-low // step), None if high is None else high // step
             merged = merge_terms(terms, query, key, value, scale, allowed_span(queries, keys, low, high))
     return Call(

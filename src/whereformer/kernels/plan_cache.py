@@ -31,9 +31,8 @@ _ELEMENT_TYPES = _ARGUMENT_TYPES - _TENSOR_TYPES - {tuple}
 """The types of the elements of tuples."""
 
 _HARMLESS_FUNCTIONS = frozenset({"__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
-"""The functions of tensors whose results follow from a signature, or are the tensor itself."""
 _HARMLESS_ATTRIBUTES = frozenset({"device", "dtype", "is_nested", "shape"})
-"""The attributes of tensors that follow from a signature. Others, such as ``requires_grad``, are not part of it."""
+"""What follows from a signature, or is the tensor itself. Others, such as ``requires_grad``, are not part of it."""
 
 
 class CallSignature(NamedTuple):

@@ -64,11 +64,10 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets."""
+    """A table of numbers over offsets. Triton compiles for numbers that 16 divides."""
 
     data: Tensor | None  # (heads, length), in natural units; None if a call does not have the table
-    # After the last column: in a table of every offset, 16 divides it if it divides lengths. Triton compiles for that.
-    offset_stop: int | None
+    offset_stop: int | None  # after the last column: divisible by 16 if lengths are, in a table of every offset
     length: int | None
 
 

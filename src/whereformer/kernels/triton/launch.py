@@ -1,7 +1,6 @@
 """The "triton" backend: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module launches the kernels of ``jit``. It runs once for each kind of call: ``plan`` records what it does as a
-function, which computes later calls of the kind.
+This module launches the kernels of ``jit``, once for each kind of call: ``plan`` records a function for later calls.
 """
 
 from __future__ import annotations
@@ -96,8 +95,7 @@ class Triton(Backend):
 
 
 def _forward_state(call: Call, *results: Tensor) -> ForwardState:
-    """Allocate the state of a forward, or find its parts in the forward's results."""
-    # Whether terms may add large numbers to scores; see ``Norm``.
+    """Allocate the state of a forward, or find its parts in the forward's results: one or two numbers of a ``Norm``."""
     may_be_large = any(term is not None for term in (call.bias, call.query_factors, call.query_levels, call.dense))
     return call.forward_state(2 if may_be_large else 1, *results)
 
@@ -113,10 +111,7 @@ def _compute_log_sums(norm: Tensor) -> LogSums:
 def _launch_prepare(
     call: Call, state: ForwardState | None = None, d_out: Tensor | None = None, d_lse: Tensor | None = None
 ) -> tuple[arguments.PairRules, Tensor | None]:
-    """Launch the first kernel, which fills the dropout seeds, the end of the keys and, in the backward, ``delta``.
-
-    Return the rules of pairs, which have the first two, and ``delta``.
-    """
+    """Fill the seeds, the keys' end and ``delta`` by the first kernel; return the rules of pairs and ``delta``."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
@@ -204,8 +199,7 @@ _DIAGONAL_PROGRAMS = 1500
 """About the most programs of the kernel of diagonals: enough for a GPU, and each stores its own sums."""
 
 _MIN_PAIRS = 2**22
-"""The fewest pairs whose gradients are in memory at once if a bias has no diagonals, unless a call has fewer. Calls
-with large inputs take more."""
+"""At least about so many pairs have their gradients in memory at once, if a bias has no diagonals."""
 
 
 _GRADIENTS_BY_TABLE = {
@@ -380,14 +374,13 @@ class _Backward:
         )
 
     def _launch_table_gradients(self, name: str) -> None:
-        """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
+        """Compute the gradients of a table of vectors and of its factors from the sums by offset, in new buffers."""
         from .jit.offsets import table_gradients
 
         call = self.call
         table, sums, (rows, scale) = getattr(call, name), self.sums.get(name), _table_operand(name, call, self.d_out)
         if sums is None:
             return
-        # These take the places of the buffers, which no kernel has filled.
         if self.needs(f"{name}_factors"):
             self.gradient_buffers[f"{name}_factors"] = sums.by_column(table.shape[1]) @ table
         if not self.needs(name) or rows is None:

@@ -3,8 +3,7 @@
 To describe a call to the kernels takes many times as long as to start them. All of it follows from the dtypes, sizes
 and strides of tensors, and from numbers. So the first call of a kind runs under a :class:`_Recorder`, which sees every
 torch operation and every launch and notes them as lines of a Python function. In its launches, all parameters are
-numbers, except for the addresses. The call's :class:`~whereformer.kernels.backend.Plan` keeps the function as its
-``Replay``. ``docs/architecture/debugging.md`` shows one and how to print others.
+numbers, except for the addresses. The call's ``Plan`` keeps it; ``docs/architecture/debugging.md`` shows one.
 """
 
 from __future__ import annotations
@@ -35,8 +34,7 @@ _logger = logging.getLogger(__name__)
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
 _SMALL, _MAX_SMALL = 2**20, 2**23
-"""Allocations of at most the first number of bytes share one block of memory, which lives until the last use of any of
-them, if all of them together have at most the second."""
+"""Allocations of at most the first number of bytes share one block, if all of them have at most the second."""
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
@@ -162,7 +160,6 @@ class _Recorder(TorchDispatchMode):
                 if type_name != "constexpr":
                     types.append(type_name)
                     parts += [", ", self._address(value) if isinstance(value, Tensor) else repr(value)]
-        # A tensor without a name is from elsewhere.
         self.can_replay &= all(part.tensor != "" for part in parts if isinstance(part, _Address))
         name = compiled.src.fn.__name__
         function = self._add_constant(name, compiled.function)
@@ -248,8 +245,7 @@ class _Recorder(TorchDispatchMode):
         source = "\n    ".join([*head, *body])
         _logger.debug("%s", source)
         exec(source, self.constants)
-        replay: Replay = self.constants["replay"]
-        return replay
+        return self.constants["replay"]
 
     def _add_tensor(self, tensor: Tensor) -> str:
         self.live_tensors.append(tensor)
@@ -284,12 +280,11 @@ class _Recorder(TorchDispatchMode):
         return f"{self._add_constant(str(operation).replace('.', '_'), operation)}({', '.join(arguments)})"
 
     def _render(self, value: Any) -> str:
-        """Return an argument of an operation in Python."""
+        """Return an argument of an operation in Python. Inf, nan, and objects such as dtypes have no literal."""
         if isinstance(value, Tensor):
             return self._name(value)
         if isinstance(value, list | tuple):
             return f"[{', '.join(map(self._render, value))}]"
-        # Inf, nan, and objects such as dtypes have no literal.
         is_literal = value is None or type(value) in (bool, int)
         return repr(value) if is_literal else self._add_constant(type(value).__name__, value)
 
