@@ -7,6 +7,8 @@ from torch import nn
 
 from whereformer import Encoder, EncoderConfig, attach, detach
 from whereformer.errors import InputError
+from whereformer.models.attachment.attach import AttachSettings
+from whereformer.positions.tisa import Tisa
 
 from .patched import INKLING
 from .peers import SWITCHABLE, close, everything, make, states, switch
@@ -37,14 +39,16 @@ def test_detached_parts_follow_where_the_model_went():
         close(states(model), states(make(name).double()))
 
 
-def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
+@pytest.mark.parametrize(("kind", "method"), [(Tisa, "train"), (AttachSettings, "_asdict")])
+def test_a_failed_attach_leaves_the_model_alone(kind, method, monkeypatch):
+    """In the middle, and in the last step, after the implementation was switched."""
     model = make("bert")
     before, expected = everything(model), states(model)
 
     def fail(*_):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("whereformer.positions.tisa.Tisa.train", fail)
+    monkeypatch.setattr(kind, method, fail)
     with pytest.raises(RuntimeError, match="no"):
         attach(model, "tisa", keep_absolute=False)
     assert everything(model) == before

@@ -178,7 +178,9 @@ class Translate(TrainingRecipe):
         text = parallel.fingerprint(self.parts)
         run.record_hash("text", text, "data")
         with ranks.main_first():
-            encoded, tokenizer = parallel.open_or_encode(cache, self.parts, text, self.vocab_size, run.log, run.keeps)
+            encoded, tokenizer = parallel.open_or_encode(
+                cache, self.parts, text, self.vocab_size, run.log, run.accept_version
+            )
         rows, pairs = {}, {}
         for name, all_rows in encoded.items():
             is_full = (all_rows.lengths > 0).all(1)
