@@ -57,6 +57,8 @@ class Toy(ManyRuns):
     def draw(self, run: Run, seed: int) -> Drawn:
         if seed == 1 and self.fails == "kill":
             os._exit(1)
+        while seed and self.fails == "wait for go" and not (run.folder / "go").exists():
+            time.sleep(0.05)
         if seed == 1 and self.fails == "wait":
             time.sleep(600)
         if seed == 1 and self.fails == "interrupt":

@@ -7,11 +7,11 @@ import os
 import pickle
 import socket
 import tarfile
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 from .._extras import require
@@ -19,22 +19,17 @@ from ..errors import InputError
 from ..files import write_atomically
 from ..provenance import this_version
 from .methods import load_plugin
-from .options import SMALL_JOBS
-
-if TYPE_CHECKING:
-    from .run import JobResult, Key, Run
+from .run import FILES, SMALL_JOBS, JobResult, Key, Run, compute_job
 
 RETRIES = 3
 """How many times a job begins again if its worker or machine is lost."""
 LOCAL = "local"
 """The address that stands for a cluster on this machine, which ends with the command."""
-_UNSENT = {"records.jsonl", "report.html", "report.md", ".lock"}
+_UNSENT = {*FILES, ".lock"}
 
 
-def run_jobs(
-    run: Run, keys: Sequence[Key], compute: Callable[..., JobResult], function: Callable[..., Any], shared: Any
-) -> Generator[tuple[Key, JobResult]]:
-    """Yield each key with its result, in the order of completion; ``compute`` is called as in the run's processes.
+def run_jobs(run: Run, keys: Sequence[Key], function: Any, shared: Any) -> Generator[tuple[Key, JobResult]]:
+    """Yield each key with its result, in the order of completion.
 
     A machine that sees the run's folder works in it. To others, its files are sent once, and the files that a job
     writes there come back with its result.
@@ -50,15 +45,12 @@ def run_jobs(
     token = folder / f".ray-{uuid4().hex}"
     with ExitStack() as stack:
         if not ray.is_initialized():
-            try:
-                ray.init(None if run.ray == LOCAL else run.ray, log_to_driver=not run.quiet, include_dashboard=False)
-            except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-                raise InputError("ray", f"cannot reach a cluster at {run.ray}: {' '.join(str(error).split())}") from None
+            _connect(ray, run)
             stack.callback(ray.shutdown)
         token.touch()
         stack.callback(token.unlink, missing_ok=True)
         files = ray.put(pack(folder, list_files(folder)))
-        work = ray.put(_dump((compute, function, run, shared), folder))
+        work = ray.put(_dump((function, run, shared), folder))
         gpus = (1 / SMALL_JOBS if run.has_small_models else 1) if run.device == "cuda" else 0
         task = ray.remote(_run_job).options(num_cpus=run.threads, num_gpus=gpus, max_retries=RETRIES)
         waiting = {task.remote(work, files, token, this_version(), key): key for key in keys}
@@ -82,6 +74,17 @@ def run_jobs(
                 ray.cancel(reference)
 
 
+def _connect(ray: Any, run: Run) -> None:
+    """Connect to the cluster at the run's address, or start one on this machine."""
+    try:
+        host, _, port = run.ray.rpartition(":")
+        if host and "/" not in host:
+            socket.create_connection((host, int(port)), timeout=10).close()  # Ray would try for minutes, then exit
+        ray.init(None if run.ray == LOCAL else run.ray, log_to_driver=not run.quiet, include_dashboard=False)
+    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
+        raise InputError("ray", f"cannot reach a cluster at {run.ray}: {' '.join(str(error).split())}") from None
+
+
 def _run_job(work: bytes, files: bytes, token: Path, version: str, key: Key) -> tuple[JobResult, bytes]:
     """Compute one job on a machine of the cluster; return its result and the files that it wrote, if they must be sent.
 
@@ -95,11 +98,11 @@ def _run_job(work: bytes, files: bytes, token: Path, version: str, key: Key) -> 
         if not sees_folder:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="whereformer-")))
             unpack(files, folder)
-        compute, function, run, shared = _load(work, folder)
+        function, run, shared = _load(work, folder)
         run.counts = run.losses = None
         load_plugin(run.plugin)
         before = {path: path.stat().st_mtime_ns for path in list_files(folder)}
-        result = compute(function, run, shared, key)
+        result = compute_job(function, run, shared, key)
         written = [path for path in list_files(folder) if before.get(path) != path.stat().st_mtime_ns]
         return result, b"" if sees_folder else pack(folder, written)
 

@@ -240,6 +240,8 @@ class ManyRuns(Recipe):
     jobs: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
     """How many jobs, such as trainings, run at a time, each in its own process. Default: one for each GPU, or four if
     models are small; on the CPU one, or if models are small one for each core, but at most 8."""
+    ray: Annotated[str | None, MayChange] = None
+    """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head; "local" starts one here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -76,6 +76,8 @@ class Run:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
+    console: Any = None  # set where the command runs
+
     def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
@@ -84,7 +86,9 @@ class Run:
         self.quiet = quiet or not self.is_main
         self.device = find_device(recipe.device).type
         self.options = json.loads(json.dumps({**options, "device": self.device}))
+        self.ray = getattr(recipe, "ray", None)
         self.jobs = getattr(recipe, "jobs", None) or default_jobs(self.device, has_small_models=recipe.has_small_models)
+        self.has_small_models = recipe.has_small_models
         self.threads = torch.get_num_threads()  # of each job
         if self.device == "cpu":
             self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
@@ -171,7 +175,7 @@ class Run:
 
     def log(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
-        if multiprocessing.parent_process() is None:
+        if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
         elif not self.quiet:
             print(printable(str(text)), flush=True)
@@ -242,6 +246,7 @@ class Run:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
+                self.counts[missing.index(key)] = sizes[key]  # machines of a cluster do not count their steps here
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -274,12 +279,17 @@ class Run:
             self.log(f"repeating {_label(name)}: {reason}")
         return reason is None
 
-    def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, _Result]]:
+    def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, JobResult]]:
         """Yield each key with its result, in the order of completion."""
+        if self.ray is not None and keys:
+            from .ray_jobs import run_jobs
+
+            yield from run_jobs(self, keys, function, shared)
+            return
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
                 with threads(self.threads):
-                    result = _result(function, self, shared, key)
+                    result = compute_job(function, self, shared, key)
                 yield key, result
             return
         # A forked process would inherit locks and threads, and it could not use a GPU.
@@ -310,7 +320,7 @@ class Run:
                 _stop(processes, set(map(int, begun)), waiting)
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _append_record(self, name: str, result: _Result) -> None:
+    def _append_record(self, name: str, result: JobResult) -> None:
         """Add a result to the record."""
         value = result.value
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -387,7 +397,7 @@ class DamagedOptionsError(InputError):
 
 
 @dataclass(frozen=True)
-class _Result:
+class JobResult:
     """The value of a function at a key, the seconds that it took, and the versions of this package that computed it."""
 
     value: Any
@@ -395,13 +405,13 @@ class _Result:
     by: list[str]
 
 
-def _result(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> _Result:
+def compute_job(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
     """Call a function, and record which other versions contributed to its value."""
     before, started = run.other_versions, time.perf_counter()
     run.other_versions = set(before)
     try:
         value = function(run, *shared, *key)
-        return _Result(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
+        return JobResult(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
     finally:
         run.other_versions = before
 
@@ -495,7 +505,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops
     begun[index] = os.getpid()
 
 
-def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[_Result]]) -> None:
+def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[JobResult]]) -> None:
     """Stop processes. A process with a job saves its training first; one that has not begun has nothing to save."""
     working = [process.pid for process in processes if process.pid is not None and process.pid in begun]
     for pid in working:
@@ -530,13 +540,13 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_job(slot: int, key: Key) -> _Result:
+def _run_job(slot: int, key: Key) -> JobResult:
     run = _this["run"]
     run.slot = slot
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _this["stops"][0]:  # the signal came before this process reacted to any
             raise KeyboardInterrupt
-        return _result(_this["function"], run, _this["shared"], key)
+        return compute_job(_this["function"], run, _this["shared"], key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
