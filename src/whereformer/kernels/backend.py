@@ -82,9 +82,7 @@ class Plan(CallTemplate):
         self.backend = backend
         self._forward: Replay | None = None
         self._backwards = BoundedCache(8)
-        self._saved_layouts: list[
-            tuple[Any, ...]
-        ] = []  # dtype, shape and device of all saved tensors; none without a forward
+        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape, device of saved tensors; none without a forward
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
         if torch.is_grad_enabled():
