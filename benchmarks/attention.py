@@ -3,7 +3,7 @@
 Run: make bench, or: .venv/bin/python benchmarks/attention.py --help
 
 The output and the gradients of every way are first checked against a float64 reference; a wrong way is reported and not
-timed. Then all ways are timed in turns, and each time is divided by that of torch's own attention without positions
+timed. Then all ways are timed in turns, and each time is divided by the time of torch's own attention without positions
 ("sdpa") in the same round. At 1.00 positions cost nothing. "sdpa+bias" is the common way today: it passes an (n, n)
 bias to torch's attention. attention_peers.py has the ways of other libraries. "forward" is without gradients;
 "training" is forward and backward with all gradients.
@@ -94,8 +94,8 @@ def read_rows(file: Path, origin: dict[str, Any]) -> list[Row]:
     if not file.exists():
         return []
     before = json.loads(file.read_text())
-    then, now = ({**results["machine"], **results["versions"]} for results in (before, origin))
-    if changed := [name for name in {**then, **now} if name != "threads" and then.get(name) != now.get(name)]:
+    old, new = ({**results["machine"], **results["versions"]} for results in (before, origin))
+    if changed := [name for name in {**old, **new} if name != "threads" and old.get(name) != new.get(name)]:
         raise InputError("out", f"{file} has results with another {', '.join(changed)}; choose another folder")
     return list(before["rows"])
 
@@ -156,7 +156,7 @@ class Attention(Benchmark):
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
     def cases(self) -> Iterator[Case]:
-        """Yield the cases in the order in which they are measured."""
+        """Yield the cases in the order of their measurement."""
         for dtype in self.dtypes:
             for kind in self.terms:
                 for n in self.lengths:

@@ -234,8 +234,8 @@ def _pad(problem: BenchProblem) -> BenchProblem:
     return replace(problem, options={"key_mask": _token_mask(problem)})
 
 
-def _with(kind: type[BenchProblem], problem: BenchProblem, **more: Any) -> BenchProblem:
-    return kind(**{**vars(problem), **more})
+def _with(kind: type[BenchProblem], problem: BenchProblem, **fields: Any) -> BenchProblem:
+    return kind(**{**vars(problem), **fields})
 
 
 def _pack(problem: BenchProblem) -> BenchProblem:

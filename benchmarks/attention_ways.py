@@ -75,8 +75,8 @@ def _prepare_dense(problem: BenchProblem) -> Callable[[], Tensor]:
     del offsets
 
     def bias() -> Tensor:
-        first, *more = (_added(problem, *pair) for pair in zip(problem.terms, columns, strict=True))
-        total = sum(more, first)
+        first, *rest = (_added(problem, *pair) for pair in zip(problem.terms, columns, strict=True))
+        total = sum(rest, first)
         return total if forbidden is None else total.masked_fill(forbidden, -math.inf)
 
     return lambda: problem.sdpa(bias())

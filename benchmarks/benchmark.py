@@ -53,7 +53,7 @@ class Benchmark(WithPlugin):
         raise NotImplementedError
 
     def settings(self, *left_out: str) -> dict[str, Any]:
-        """Return the options that decide about the results, as JSON has them: all but ``left_out``."""
+        """Return the options that decide about the results, as JSON has them: all except ``left_out``."""
         options = {name: value for name, value in asdict(self).items() if name not in (*left_out, "out", "plugin")}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
 

@@ -1,11 +1,11 @@
-"""Do the verdicts of ``whereformer compare`` hold? Compare with few steps, then with four times as many, and count.
+"""Do the verdicts of ``whereformer compare`` hold? Compare with few steps, then with four times the steps, and count.
 
 Run: .venv/bin/python benchmarks/compare_check.py --data text.txt [--steps 600] [--positions none,learned,rope,t5,tisa]
 
 Choose a text that nothing was tuned on, and choose it last. Each comparison is evaluated on that text's held-out pages.
 The first one names the pairs of methods whose order is not settled. The table shows each method's loss, first and with
 more steps. A pair that is clearly ordered in the first comparison is still clearly ordered in the second, or too close
-to tell, or reversed.
+to rank, or reversed.
 
 Writes results.json next to both comparisons. After an interruption, the same command does the rest.
 """

@@ -1,10 +1,10 @@
-"""Measure the errors of the output and of every gradient against float64, next to those of torch's own attention.
+"""Measure the errors of the output and of every gradient against float64, relative to torch's own attention.
 
-An error is the root mean square of the difference from the reference in float64, over that of the reference. Each is
-divided by the error of torch's attention without positions in the same dtype: outputs by that of outputs, gradients of
-query, key and value by their own, and gradients of tables by that of values. The table has the largest quotient of
-each kind of terms, and the tensor that it belongs to. The goals are 2 in float32 and 1.25 in bfloat16. In bfloat16 all
-inputs are rounded to it, but tables are float32, as in models under autocast.
+An error is the root mean square of the difference from the reference in float64, over the root mean square of the
+reference. Each is divided by the error of torch's attention without positions in the same dtype: the output's by the
+output's, a gradient's by the gradient's of the same tensor, and a table's by the values'. The table has the largest
+quotient of each kind of terms, and the tensor that it belongs to. The goals are 2 in float32 and 1.25 in bfloat16. In
+bfloat16 all inputs are rounded to it, but tables are float32, as in models under autocast.
 
 Run: python benchmarks/exactness.py [--lengths 128,700] [--kinds none,bias,...] [--out FILE]
 """

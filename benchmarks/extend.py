@@ -3,8 +3,8 @@
 Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended runs/extend/posts-0 \\
      --documents 20newsgroups/train.parquet --pairs stsb/validation.parquet
 
-``--extended`` are folders that `whereformer extend` made from --model, such as those of several seeds. For each long
-document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
+``--extended`` are folders that `whereformer extend` made from --model, such as one for each of several seeds. For each
+long document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
 document has the nearest vector of all. The rows of the table are ways to make documents' vectors: the original as it
 is, which reads the first tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all
 vectors of the shortest chunks; the original with its position embeddings repeated and windows, as `whereformer extend`
@@ -58,7 +58,7 @@ class Extended(Benchmark):
     """Tokens of a document that are read. Shorter documents are left out."""
     count: int = 150
     """Documents, drawn from all that are long enough."""
-    places: int = 7
+    passages: int = 7
     """Passages of a document."""
     passage: int = 64
     """Tokens of a passage."""
@@ -78,8 +78,8 @@ class Extended(Benchmark):
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
         table = Table("vectors of documents", "pairs, Spearman", *(f"at {start}" for start in self._starts), "mean")
         for name, row in rows.items():
-            places = (f"{share:.3f}" for share in row["by_place"])
-            table.add_row(name, f"{row['spearman']:.4f}", *places, f"{row['found']:.3f} ± {row['error']:.3f}")
+            shares = (f"{share:.3f}" for share in row["by_place"])
+            table.add_row(name, f"{row['spearman']:.4f}", *shares, f"{row['found']:.3f} ± {row['error']:.3f}")
         console.print(table)
         return {"settings": self._settings, "rows": rows}
 
@@ -96,7 +96,7 @@ class Extended(Benchmark):
     def _starts(self) -> list[int]:
         """The first token of each passage of a document."""
         room = self.length - 2 - self.passage
-        return [round(room * (place + 0.5) / self.places) for place in range(self.places)]
+        return [round(room * (index + 0.5) / self.passages) for index in range(self.passages)]
 
     def _scores(self, name: str) -> dict[str, Any]:
         """Return how well the vectors of a row of the table do, and the CPU time that the documents took."""
@@ -110,7 +110,7 @@ class Extended(Benchmark):
         else:
             vectors = _vectors(student, list(rows[:, : student.limit - 2]))
         seconds = time.process_time() - began
-        # Of all vectors, one is nearest to each of the passages, (documents, places, hidden_size).
+        # Of all vectors, one is nearest to each of the passages, (documents, passages, hidden_size).
         nearest = (self._passages @ vectors.T).argmax(-1) // (len(vectors) // len(rows))
         right = (nearest == torch.arange(len(rows))[:, None]).double()
         by_document = right.mean(1)
@@ -148,15 +148,15 @@ class Extended(Benchmark):
 
     @cached_property
     def _passages(self) -> Tensor:
-        """The original's vectors of passages, (count, places, hidden_size)."""
+        """The original's vectors of passages, (count, passages, hidden_size)."""
         parts = [row[start : start + self.passage] for row in self._rows for start in self._starts]
-        return _vectors(self._teacher, parts).view(len(self._rows), self.places, -1)
+        return _vectors(self._teacher, parts).view(len(self._rows), self.passages, -1)
 
     def _spearman(self, encoder: SentenceEncoder) -> float:
         names = ["sentence1", "sentence2"]
         *sides, labels = zip(*read.Table("pairs", self.pairs).rows([*names, "label"]), strict=True)
-        one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
-        return METRICS["spearman"](np.asarray(labels, float), (one * other).sum(-1).double().numpy())
+        first, second = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
+        return METRICS["spearman"](np.asarray(labels, float), (first * second).sum(-1).double().numpy())
 
     def _ids(self, text: str) -> list[int]:
         options = {"add_special_tokens": False, "truncation": False, "verbose": False}

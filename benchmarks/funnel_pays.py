@@ -50,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 STAGES = ((8, 0.5), (16, 0.7), (32, 0.85), (64, 1.0))
 """Tokens in a window of pretraining, and the share of the time at which windows of this length end."""
 WARMUP = 0.1
-"""Share of the time in which the learning rate rises."""
+"""Share of the time while the learning rate rises."""
 ROUNDS = 12
 """How many times a step of each model is timed."""
 HELD_OUT_TOKENS = 65536

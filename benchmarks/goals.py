@@ -22,7 +22,7 @@ GOALS = {
 }
 """The highest ratios to torch's attention without positions, at each of ``LENGTHS``, by the family of processors.
 
-On processors without AVX-512 the goal is 1.15 in float32 training; there are no other goals.
+On processors without AVX-512 the goal is 1.15 in float32 training, the only one.
 """
 
 ROWS = {
@@ -35,7 +35,7 @@ ROWS = {
 }
 """The kinds of terms in the table."""
 
-OTHERS = {
+PEERS = {
     "dense bias": ("sdpa+bias",),
     "in other libraries": ("t5:transformers", "shaw:tensor2tensor", "sdpa:causal"),
     "FlexAttention": ("flex",),
@@ -60,7 +60,7 @@ def write_goals(rows: Iterable[Mapping[str, Any]], path: Path) -> str:
     for row in rows:
         ways = ratios.setdefault((row["terms"], row["dtype"], row["direction"]), {})
         ways.setdefault(row["way"], {})[row["n"]] = row["ratio"]
-    head = [f"n = {_join(map(str, LENGTHS))}", "", "ours", "goal", *OTHERS]
+    head = [f"n = {_join(map(str, LENGTHS))}", "", "ours", "goal", *PEERS]
     lines = [head, ["---"] * len(head)]
     for kind, label in ROWS.items():
         for dtype in ("float32", "bfloat16"):
@@ -69,8 +69,8 @@ def write_goals(rows: Iterable[Mapping[str, Any]], path: Path) -> str:
                 if "auto" in ways:
                     limits = goal(kind, dtype, direction)
                     ours = [_cell(ways["auto"], limits), "" if limits is None else _join(f"{x:.2f}" for x in limits)]
-                    others = (_other(ways, names) for names in OTHERS.values())
-                    lines.append([label, f"{dtype} {direction}", *ours, *others])
+                    theirs = (_peer_cell(ways, names) for names in PEERS.values())
+                    lines.append([label, f"{dtype} {direction}", *ours, *theirs])
     # Non-breaking spaces keep a cell in one line.
     unbroken = [[cell.replace(" ", "\N{NO-BREAK SPACE}") for cell in line] for line in lines]
     table = "\n".join(f"| {' | '.join(row)} |" for row in unbroken) + "\n"
@@ -94,7 +94,7 @@ def _join(cells: Iterable[str]) -> str:
     return cells[0] if len(set(cells)) == 1 else " / ".join(cells)
 
 
-def _other(ways: Mapping[str, Mapping[int, float | None]], names: Sequence[str]) -> str:
+def _peer_cell(ways: Mapping[str, Mapping[int, float | None]], names: Sequence[str]) -> str:
     """Format the ratios of another way; "cannot" if it was tried and failed."""
     for name in names:
         if name in ways:

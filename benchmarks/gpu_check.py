@@ -208,15 +208,11 @@ WAYS = ("a CUDA graph", "torch.compile", "a second stream", "autocast", "sequenc
 
 def same_in(way: str) -> Report:
     """Compute a call in another way, and compare with the plain call."""
-    call, length = make_call("bias", 1, 4, 1000, 64), 1000
-    if way == "shared keys":
-        call = replace(
-            call, key=call.key[:, :2].detach().requires_grad_(), value=call.value[:, :2].detach().requires_grad_()
-        )
-    (bias,) = call.parameters.values()
+    length = 1000
+    call = make_call("grouped" if way == "shared keys" else "bias", 1, 4, length, 64)
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor = bias) -> Tensor:
-        return attention(query, key, value, [OffsetBias(numbers, 1 - length)], backend="triton")
+    def attend(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
+        return attention(query, key, value, [OffsetBias(table, 1 - length)], backend="triton")
 
     plain = attend(*call.inputs)
     d_out = torch.randn_like(plain)
@@ -237,12 +233,11 @@ def same_in(way: str) -> Report:
             packed = Packed(**vars(call), lengths=[length], starts=starts)
             step = lambda *inputs: packed.attend("triton")  # noqa: E731
         case "shared keys":
-
-            def step(query: Tensor, key: Tensor, value: Tensor, numbers: Tensor) -> Tensor:
-                return attend(query, key.repeat_interleave(2, 1), value.repeat_interleave(2, 1), numbers)
-
+            step = lambda query, key, value, table: attend(  # noqa: E731
+                query, key.repeat_interleave(4, 1), value.repeat_interleave(4, 1), table
+            )
         case "a CUDA graph":
-            # All of it is on a stream of its own: nothing may wait for the default one while it is captured.
+            # All of it is on a separate stream: nothing may wait for the default one while it is captured.
             side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
             side.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(side):
@@ -467,7 +462,7 @@ PARTS: dict[str, Callable[[], Iterator[tuple[str, Step]]]] = {
     "tiles": tiles,
 }
 ISOLATED = ("speed", "tiles", "models")
-"""Parts whose steps run in processes of their own."""
+"""Parts whose steps run in separate processes."""
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""Count what the GPU kernels compile to, without a GPU: registers, spills, shared memory, products, instructions.
+"""Count registers, spills, shared memory, products and instructions of the compiled GPU kernels, without a GPU.
 
 Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias]
      .venv/bin/python benchmarks/gpu_static.py --page
@@ -129,7 +129,7 @@ PAGE = (
 """The cases of docs/results/gpu.md, as values of the options ``gpus``, ``dims``, ``dtypes`` and ``terms``."""
 
 KEY_HEADS = {"grouped": 1}
-"""Heads of the keys and values with these terms; other terms have as many heads as the queries."""
+"""Heads of the keys and values with these terms; otherwise, the heads of the queries."""
 
 
 @dataclass(frozen=True)
@@ -184,16 +184,16 @@ def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tu
     compiled: list[tuple[Any, dict[str, Any]]] = []
     launch = JITFunction.run
 
-    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if not kernels or self.__name__ in kernels:
-            compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
+            compiled.append((launch(self, *arguments, grid=grid, warmup=True, **options), options))
 
     driver.set_active(_no_gpu(capability))
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(available, "_unavailable_on", lambda device: None),
         patch.object(available, "get_capability", lambda device: divmod(capability, 10)),
-        patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # without launches, there is no plan
+        patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # a plan needs launches
     ):
         yield compiled
 
@@ -209,7 +209,7 @@ def compiled_for(
     """Return each compiled kernel of a call and its backward pass, or the named ones, with its launch options."""
     with _compiling(gpu, kernels) as compiled:
         _call(dim, dtype, term, LENGTH)
-    return list({kernel.metadata.name: (kernel, named) for kernel, named in compiled}.values())
+    return list({kernel.metadata.name: (kernel, options) for kernel, options in compiled}.values())
 
 
 def _call(dim: int, dtype: str, term: str, length: int) -> None:
@@ -226,9 +226,9 @@ def compilations(gpu: int, term: str, lengths: Sequence[int]) -> dict[str, int]:
     """Return how often each kernel would be compiled for calls of these lengths, in bfloat16 and for a head of 64."""
     kinds: dict[str, set[str]] = {}
 
-    def look(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    def look(self: Any, *arguments: Any, grid: Any, warmup: bool, **launch_options: Any) -> None:
         binder = self.device_caches[driver.active.get_current_device()][-1]
-        _, specialization, options = binder(*arguments, debug=False, **named)
+        _, specialization, options = binder(*arguments, debug=False, **launch_options)
         kinds.setdefault(self.__name__, set()).add(f"{specialization} {options}")
 
     with _compiling(gpu):
@@ -238,7 +238,7 @@ def compilations(gpu: int, term: str, lengths: Sequence[int]) -> dict[str, int]:
     return {name: len(variants) for name, variants in kinds.items()}
 
 
-def count_kernel(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
+def count_kernel(kernel: Any, options: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
     """Count one compiled kernel, which was launched with these options."""
     sass = _tool("nvdisasm", kernel.asm["cubin"], "-c")
     usage = re.search(r"REG:(\d+)", _tool("cuobjdump", kernel.asm["cubin"], "-res-usage"))
@@ -246,7 +246,7 @@ def count_kernel(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: 
     registers, shared, warps = int(usage[1]), kernel.metadata.shared, kernel.metadata.num_warps
     names = Counter(re.findall(r"\b(LDL|STL|HMMA|HGMMA|UTC[A-Z]*MMA)\b", sass))
     spills = names.pop("LDL", 0), names.pop("STL", 0)
-    tile = (named.get("BLOCK_M", named.get("BLOCK", 0)), named.get("BLOCK_N", named.get("BLOCK", 0)))
+    tile = (options.get("BLOCK_M", options.get("BLOCK", 0)), options.get("BLOCK_N", options.get("BLOCK", 0)))
     scores = tile[0] * tile[1] / (32 * warps)
     return Counts(
         *(gpu, dim, dtype, term, kernel.metadata.name, tile, warps, registers, *spills, shared),
@@ -316,7 +316,7 @@ def loops(sass: str) -> list[Counter[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count what the GPU kernels compile to, without a GPU.")
+    parser = argparse.ArgumentParser(description="Count the results of compiling the GPU kernels, without a GPU.")
     parser.add_argument("--gpus", default="80,90,100", help="compute capabilities, times 10")
     parser.add_argument("--dims", default="64,128,256", help="widths of a head")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="types of the inputs")

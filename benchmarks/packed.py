@@ -50,7 +50,7 @@ def tokenized(data: Path, folder: str, column: str, tokenizer: Any, count: int) 
 def batches(texts: list[list[int]], way: str, size: int, pad: int) -> list[dict[str, Any]]:
     """Return the batches of one way, each the inputs of the model."""
     texts = sorted(texts, key=len) if way == "sorted" else texts
-    parts = [texts[at : at + size] for at in range(0, len(texts), size)]
+    parts = [texts[start : start + size] for start in range(0, len(texts), size)]
     if way == "packed":
         collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
         packed = [collate([{"input_ids": text} for text in part]) for part in parts]

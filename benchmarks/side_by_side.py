@@ -84,6 +84,6 @@ def by_turns(costs: Mapping[Name, Callable[[], float]], rounds: int) -> dict[Nam
 def ratios_by_round(costs: Mapping[Name, Sequence[float]], baseline: Name) -> dict[Name, list[float]]:
     """Divide the costs of each round by the baseline's cost in the same round."""
     return {
-        name: [cost / other for cost, other in zip(numbers, costs[baseline], strict=True)]
+        name: [cost / unit for cost, unit in zip(numbers, costs[baseline], strict=True)]
         for name, numbers in costs.items()
     }

@@ -7,8 +7,8 @@ with short windows first, because position embeddings otherwise learn nothing in
 seeds 0, 1, 2 are each fine-tuned with the same seed. Finished runs are not repeated, and an interrupted run continues.
 
 Also measures how close the position embeddings are to Toeplitz at every checkpoint, as in Figures 2 and 5 of the TISA
-paper. A vector's product with itself is large, so the diagonal alone makes even random embeddings look Toeplitz. So the
-same measure is also taken without it. Prints the medians and ranges.
+paper. A vector's product with itself is large, so even random embeddings look Toeplitz on account of the diagonal. So
+the same measure is also taken without it. Prints the medians and ranges.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class Translation(Benchmark):
     learning_rate: float = 5e-3
     """Peak of the learning rate."""
     warmup: int = 400
-    """Number of steps in which the learning rate rises."""
+    """Number of steps while the learning rate rises."""
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/translation")

@@ -3,8 +3,8 @@
 Run: .venv/bin/python benchmarks/which_position.py
 
 Reads the results that other commands wrote into benchmarks/results, writes docs/images/which-position-*.svg and prints
-the table of docs/results/which-position.md. A cell is dark if the experiment cannot tell the method from the best one:
-their gap is at most the column's noise. It is pale if the gap is more than three times the noise.
+the table of docs/results/which-position.md. A cell is dark if the experiment cannot separate the method from the best
+one: their gap is at most the column's noise. It is pale if the gap is more than three times the noise.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WhichPosition(WithPlugin):
             ]
             lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |", ""]
             console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
-        losses, others = parts
+        losses, scores = parts
         longer = "4 times\nas long", "8 times\nas long"
         for name, title, columns, heads in (
             ("masked", "Loss of masked words, 64 tokens", losses[:4], ("\nloss", "equal\ntime", *longer)),
@@ -126,9 +126,9 @@ class WhichPosition(WithPlugin):
                 losses[4:6] + losses[9:],
                 ("masked\nwords", longer[1], "next\nword", longer[1]),
             ),
-            ("speed", "Speed, and GLUE", others[:3], ("masked\nwords", "next\nword", "GLUE,\n4 tasks")),
-            ("translation", "Translation, BLEU", others[3:6], ("\nGerman", "4 times\nthe steps", "\nFrench")),
-            ("probes", "Probes, tasks solved", others[6:], ("\nof 7", "at twice\nthe length")),
+            ("speed", "Speed, and GLUE", scores[:3], ("masked\nwords", "next\nword", "GLUE,\n4 tasks")),
+            ("translation", "Translation, BLEU", scores[3:6], ("\nGerman", "4 times\nthe steps", "\nFrench")),
+            ("probes", "Probes, tasks solved", scores[6:], ("\nof 7", "at twice\nthe length")),
         ):
             self._draw(name, title, columns, heads)
 

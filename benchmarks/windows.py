@@ -2,8 +2,8 @@
 
 Each number is how many times as fast the window is as full attention with the same terms by this library, without
 gradients and as a training step (forward and all gradients), by the CPU time of one thread. Full attention, the window
-and a causal window (128 tokens before the query) take turns, and each keeps its best time. The goal is that a window
-is 10 times as fast. The last two columns are the time of full attention divided by that of torch's, without positions.
+and a causal window (128 tokens before the query) take turns, and each keeps its best time. The goal is that a window is
+10 times as fast. The last two columns are the time of full attention divided by the time of torch's, without positions.
 
 Run: python benchmarks/windows.py [--length 4096] [--heads 4] [--terms none,bias,t5,shaw] [--dtypes float32,bfloat16]
     [--rounds 3] [--out FILE]
@@ -61,7 +61,7 @@ class Windows(Benchmark):
                 seconds = self._seconds(Case(name, self.length, 1, self.heads, 64, dtype, "forward"))
                 results[f"{dtype} {name}"] = seconds
                 pairs = (("full", "window"), ("full", "causal"), ("full", "torch"))
-                ratios = [seconds[one][step] / seconds[other][step] for one, other in pairs for step in seconds[one]]
+                ratios = [seconds[a][step] / seconds[b][step] for a, b in pairs for step in seconds[a]]
                 print(f"{dtype:10}{name:8}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
         return {**self.settings("terms", "dtypes"), "window": WINDOW, "seconds": results}
 

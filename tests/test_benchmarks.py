@@ -114,7 +114,7 @@ def extend(run, tmp_path):
     pairs.write_text("\n".join(map(json.dumps, rows)))
     whereformer.extend(model=model, data=documents, length=48, steps=1, out=tmp_path / "longer", quiet=True)
     paths = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
-    small = ("--length=48", "--count=20", "--places=3", "--passage=8", "--chunks", "30", "10")
+    small = ("--length=48", "--count=20", "--passages=3", "--passage=8", "--chunks", "30", "10")
     run("extend", *paths, *small, f"--out={tmp_path / 'out'}")
     scores = results_of(tmp_path / "out" / "results.json")["rows"]
     chunks = ["mean of chunks of 30", "mean of chunks of 10", "a vector for each chunk"]
