@@ -105,11 +105,15 @@ def isolated(part: str, name: str) -> Report:
 
 
 def make_call(name: str, batch: int, heads: int, length: int, dim: int, dtype: str = "bfloat16") -> BenchProblem:
-    """Draw the tensors of a call, in the layout that projections produce: (batch, length, heads, dim) in memory."""
+    """Draw the tensors of a call, in the layout that projections produce: (batch, length, heads, dim) in memory.
+
+    The terms' numbers are small, so that queries attend to many keys.
+    """
     problem = make_problem(Case(name, length, batch, heads, dim, dtype, "training"), torch.device(DEVICE))
     content = {part: getattr(problem, part).detach() for part in ("query", "key", "value")}
     laid_out = {part: rows.transpose(1, 2).contiguous().transpose(1, 2) for part, rows in content.items()}
-    return replace(problem, **{part: rows.requires_grad_() for part, rows in laid_out.items()})
+    parameters = {key: (0.3 * tensor.detach()).requires_grad_() for key, tensor in problem.parameters.items()}
+    return replace(problem, **{part: rows.requires_grad_() for part, rows in laid_out.items()}, parameters=parameters)
 
 
 def documents(length: int) -> Report:

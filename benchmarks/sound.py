@@ -148,7 +148,11 @@ class Sound(Benchmark):
                         cost = in_a_process(measure, name, way, direction, n, self.layers, self.width, self.limit)
                         rows.append({"model": name, "minutes": minutes, "n": n, "direction": direction, "way": way})
                         rows[-1] |= cost
-                        text = f"{cost['seconds']:8.1f} s {cost['mib']:8.0f} MiB" if cost["mib"] else "out of memory"
+                        text = (
+                            f"{cost['seconds']:8.1f} s {cost['mib']:8.0f} MiB"
+                            if cost["mib"] is not None
+                            else "out of memory"
+                        )
                         print(f"{name:19}{minutes:4g} min n={n:<6} {direction:9}{way:9} {text}", flush=True)
         return {"layers": self.layers, "width": self.width, "rate": self.rate, "limit_gib": self.limit, "rows": rows}
 
