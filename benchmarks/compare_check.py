@@ -1,13 +1,13 @@
-"""Do the verdicts of ``whereformer compare`` hold? Compare with few steps, then with four times as many, and count.
+"""Do the verdicts of ``whereformer compare`` hold? Compare with few steps, then with four times the steps, and count.
 
 Run: .venv/bin/python benchmarks/compare_check.py --data text.txt [--steps 600] [--positions none,learned,rope,t5,tisa]
 
-Choose a text that nothing was tuned on, and choose it last. Each comparison is judged on held-out pages of that text.
-The first one names the pairs of methods whose order is not settled. The table shows each method's loss, and what it
-became. A pair that is clearly ordered in the first comparison is, in the second, still clearly ordered, or too close to
-tell, or the other way round.
+Choose a text that nothing was tuned on, and choose it last. Each comparison is evaluated on that text's held-out pages.
+The first one names the pairs of methods whose order is not settled. The table shows each method's loss, first and with
+more steps. A pair that is clearly ordered in the first comparison is still clearly ordered in the second, or too close
+to rank, or reversed.
 
-Writes check.json beside both comparisons. After an interruption, the same command does the rest.
+Writes results.json next to both comparisons. After an interruption, the same command does the rest.
 """
 
 from __future__ import annotations
@@ -17,58 +17,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import permutations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
+from benchmark import Benchmark, main
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 import whereformer
 from whereformer.analysis.ranking import STEP_FACTOR, Models, clearly_better, rank
-from whereformer.cli.main import execute
-from whereformer.provenance import write_results
 from whereformer.recipes.compare import load
 
-KEPT, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
-"""What a pair that is clearly ordered in the first comparison can be in the second."""
+CLEAR, CLOSE, REVERSED = "still clear", "too close to tell", "reversed"
+"""Outcomes, in the second comparison, of a pair that is clearly ordered in the first."""
 
 
-@dataclass(frozen=True)
-class CompareCheck:
+@dataclass(frozen=True, kw_only=True)
+class CompareCheck(Benchmark):
     """Check the ranks of a comparison with one of four times the steps."""
 
-    data: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    data: str
     """Text that nothing was tuned on."""
     steps: int = 600
     """Steps of the first comparison."""
-    positions: Annotated[str, tyro.conf.arg(metavar="A,B")] = "none,sinusoidal,learned,rope,t5,shaw,tisa,learned+tisa"
+    positions: str = "none,sinusoidal,learned,rope,t5,shaw,tisa,learned+tisa"
     """The methods."""
     seeds: int = 1
     """Number of seeds."""
-    options: Annotated[str, tyro.conf.arg(metavar="JSON")] = "{}"
-    """More options of whereformer.compare for both, such as '{"length": 32, "hidden_size": 32}'."""
+    options: str = "{}"
+    """More options of whereformer.compare for both, as JSON, such as '{"length": 32, "hidden_size": 32}'."""
     out: Path = Path("runs/compare_check")
-    """Folder for the results."""
 
-    def run(self, console: Console) -> None:
-        """Run both comparisons, print the table and write check.json."""
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Run both comparisons and print the table."""
         short, long = (self._compare(steps) for steps in (self.steps, STEP_FACTOR * self.steps))
         methods, pairs = check(short, long, self.steps)
         print_check(console, methods, pairs)
-        write_results(self.out / "check.json", {"steps": self.steps, "methods": methods, "pairs": pairs})
+        return {"steps": self.steps, "methods": methods, "pairs": pairs}
 
     def _compare(self, steps: int) -> dict[str, Models]:
         """Compare with a number of steps. Return the models of each method."""
-        given = {"data": self.data, "positions": self.positions, "steps": steps, "seeds": self.seeds}
-        whereformer.compare(**given, **json.loads(self.options), out=self.out / str(steps))
+        options = self.settings("options") | {"steps": steps} | json.loads(self.options)
+        whereformer.compare(**options, out=self.out / str(steps))
         return {**load(self.out / str(steps))[1]}
 
 
 def check(
     short: Mapping[str, Models], long: Mapping[str, Models], steps: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the losses and what became of them, for each method, and for each pair that is clearly ordered."""
+    """Return both losses of each method, and the outcome of each pair that is clearly ordered."""
     ranking = rank(short, "none", steps)
     later = {row.position: row for row in rank(long, "none", STEP_FACTOR * steps).rows}
     methods = [
@@ -90,14 +87,14 @@ def check(
 
 
 def _outcome(better: Models, worse: Models) -> str:
-    """Return what became of a pair, given the runs of its better and its worse method in the second comparison."""
+    """Return a pair's outcome, from the runs of its better and its worse method in the second comparison."""
     if clearly_better(better, worse):
-        return KEPT
+        return CLEAR
     return REVERSED if clearly_better(worse, better) else CLOSE
 
 
 def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dict[str, Any]]) -> None:
-    """Print a row per method, and what became of the pairs."""
+    """Print a row per method, and the outcomes of the pairs."""
     table = Table(box=box.SIMPLE_HEAD, title=f"Held-out loss, and at {STEP_FACTOR} times the steps")
     for title in ("#", "position", "loss", "became", "# later"):
         table.add_column(title, justify="left" if title == "position" else "right", no_wrap=True)
@@ -108,10 +105,10 @@ def print_check(console: Console, methods: list[dict[str, Any]], pairs: list[dic
         )
     console.print(table)
     for settled, name in ((True, "settled"), (False, "not settled")):
-        found = [pair["became"] for pair in pairs if pair["settled"] is settled]
-        counts = ", ".join(f"{found.count(outcome)} {outcome}" for outcome in (KEPT, CLOSE, REVERSED))
-        console.print(f"{name} ({len(found)} pairs): {counts}", highlight=False)
+        outcomes = [pair["became"] for pair in pairs if pair["settled"] is settled]
+        counts = ", ".join(f"{outcomes.count(outcome)} {outcome}" for outcome in (CLEAR, CLOSE, REVERSED))
+        console.print(f"{name} ({len(outcomes)} pairs): {counts}", highlight=False)
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(CompareCheck))
+    main(CompareCheck)

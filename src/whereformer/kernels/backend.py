@@ -82,7 +82,7 @@ class Plan(CallTemplate):
         self.backend = backend
         self._forward: Replay | None = None
         self._backwards = BoundedCache(8)
-        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape, device of what a forward saves; none before it
+        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape, device of saved tensors; none without a forward
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
         if torch.is_grad_enabled():

@@ -65,7 +65,7 @@ class Run:
     key), its value, the seconds that its job took (since the last interruption, if there was one), the versions of this
     package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
     begins. If a line was cut or changed, it is removed, and its result is computed again, as one from another version
-    is; a message says so. What a job returns while the run is being stopped is not recorded.
+    is; a message says so. Results that arrive while the run is being stopped are not recorded.
 
     Args:
         recipe: the recipe, which names the folder, the device and the outputs.

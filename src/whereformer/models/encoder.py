@@ -109,7 +109,7 @@ class Encoder(EncoderPreTrainedModel):
     pooled, which halves the sequence. Pooled tokens are at every second, fourth, ... position, so every method works
     with them. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's and
     runs a few more layers. Without a decoder, the output is as short as the last block. Pooling includes padding, so
-    outputs, that of [CLS] too, depend on how much padding follows, up to the 2 ** poolings tokens of one pooled token.
+    outputs, also at [CLS], depend on how much padding follows, up to the 2 ** poolings tokens of one pooled token.
 
     With ``config.separate_cls`` the first token of every row, or of every packed document, counts as [CLS]. Pad such
     rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.

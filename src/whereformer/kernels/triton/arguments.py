@@ -1,7 +1,7 @@
 """The arguments of the Triton kernels: tensors with their strides, and numbers, in named tuples.
 
 A field that is None or a compile-time constant (``tl.constexpr``) is compiled into the kernel. Each tuple holds either
-tuples or values, never both: Triton 3.6 loses the constants of an inner tuple if plain values stand beside it.
+tuples or values, never both: Triton 3.6 loses the constants of an inner tuple if plain values stand next to it.
 
 Scores are in units of log2 in all kernels. They multiply the table of numbers by log2(e) when they load it; the
 products with tables of vectors are multiplied before.

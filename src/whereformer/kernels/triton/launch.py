@@ -199,7 +199,7 @@ _DIAGONAL_PROGRAMS = 1500
 """About the most programs of the kernel of diagonals: enough for a GPU, and each stores its own sums."""
 
 _MIN_PAIRS = 2**22
-"""At least about so many pairs have their gradients in memory at once, if a bias has no diagonals."""
+"""About the fewest pairs whose gradients are in memory at once if a bias has no diagonals."""
 
 
 _GRADIENTS_BY_TABLE = {

@@ -35,7 +35,7 @@ SEPARATE_TEXTS = "pass cu_seq_lens_q or seq_idx, which show where texts begin, o
 
 Undo: TypeAlias = list[Callable[[], object]]
 """Functions that reverse the changes to a model, in the order of the changes. ``deepcopy`` copies them with the model,
-so those of a copy act on the copy."""
+so the functions of a copy act on the copy."""
 
 
 @dataclass(eq=False)

@@ -1,4 +1,4 @@
-"""Calls of a kind that is remembered: what differs counts, and only where it differs."""
+"""Calls whose plan is remembered: differences count, and only where calls differ."""
 
 import os
 import subprocess
