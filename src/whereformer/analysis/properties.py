@@ -1,7 +1,7 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function only measures one property; the thresholds are in ``recipes/properties.py``. The
-column "inductive" is missing because it needs training; it follows from the losses of a comparison.
+Each function only measures one property; the thresholds are in ``benchmarks/properties.py``. The column "inductive" is
+missing because it needs training; it follows from the losses of a comparison.
 """
 
 from __future__ import annotations
