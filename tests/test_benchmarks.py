@@ -372,18 +372,16 @@ def test_a_longer_comparison_keeps_a_verdict_or_not(monkeypatch):
     def models(**losses):
         return {name: {0: SimpleNamespace(loss=loss, windows=[loss] * 4)} for name, loss in losses.items()}
 
-    short = models(none=5.0, rope=3.0, t5=3.01, learned=4.5)
-    kept = dict(compare(short, short, "none", 400))
-    assert kept["a settled gap"] == "still clear"
-    assert kept["two methods that are too close to rank"] == "still too close"
-    assert kept["a method that is to take"] == "among the best"
-    assert kept["a method that is left out"] == "not among the best"
-    outcomes = list(compare(short, models(none=5.0, rope=3.0, t5=3.5, learned=2.5), "none", 400))
-    assert outcomes.count(("a settled gap", "reversed")) == 0
-    assert outcomes.count(("a gap that may close", "reversed")) == 2
-    assert ("two methods that are too close to rank", "one is clearly better") in outcomes
-    assert ("a method that may catch up", "among the best") in outcomes
-    assert ("a method that is to take", "not among the best") in outcomes
+    short = models(none=5.0, rope=3.0, t5=3.01, learned=3.6)
+    unchanged = set(compare(short, short, "none", 400))
+    assert {("a settled gap", "still clear"), ("a gap that may close", "still clear")} <= unchanged
+    assert ("two methods that are too close to rank", "still too close") in unchanged
+    assert {("a method that is to take", "among the best"), ("a method that is left out", "not among the best")} <= unchanged
+    changed = set(compare(short, models(none=5.0, rope=3.0, t5=3.5, learned=2.5), "none", 400))
+    assert ("a settled gap", "reversed") not in changed
+    assert {("a gap that may close", "reversed"), ("a method that may catch up", "among the best")} <= changed
+    assert ("two methods that are too close to rank", "one is clearly better") in changed
+    assert ("a method that is to take", "not among the best") in changed
 
 
 @pytest.fixture

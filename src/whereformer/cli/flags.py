@@ -37,13 +37,7 @@ GROUPS = {
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's, with errors of one line, and an example before the help."""
-
-    example = ""
-
-    def format_help(self) -> str:
-        """Return the help."""
-        return f"Example: {self.example}\n\n{super().format_help()}"
+    """argparse's, with errors of one line."""
 
     def error(self, message: str) -> NoReturn:
         """Raise an InputError."""
@@ -79,15 +73,16 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
 def build_parser(kind: Any, prog: str) -> Parser:
     """Build the parser of a command."""
     flags, types, documentation = find_flags(kind), hints(kind), _documentation(kind)
+    usage = " ".join([prog, "[-h] [OPTIONS]", *(word for word in flags.values() if not word.startswith("-"))])
+    example = f"Example: {getattr(kind, 'EXAMPLE', prog)}\n\nusage: {usage}\n\n"
     parser = Parser(
-        usage=" ".join([prog, "[-h] [OPTIONS]", *(word for word in flags.values() if not word.startswith("-"))]),
-        description=fill_paragraphs(inspect.getdoc(kind) or ""),
+        usage=argparse.SUPPRESS,
+        description=example + fill_paragraphs(inspect.getdoc(kind) or ""),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=18),
         argument_default=argparse.SUPPRESS,
         add_help=False,
         allow_abbrev=False,
     )
-    parser.example = getattr(kind, "EXAMPLE", prog)
     parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
     groups = {title: parser.add_argument_group(title) for title in ("options", *GROUPS)}
     titles = {name: title for title, names in GROUPS.items() for name in names.split()}

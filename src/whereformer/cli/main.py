@@ -95,7 +95,7 @@ def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # as a path, it would be the current folder
             raise InputError(None, f"empty argument after {word.strip() or before or 'whereformer'}")
     if words[:1] in (["-h"], ["--help"]):
-        usage = "usage: whereformer COMMAND OPTIONS (COMMAND --help lists them)"
+        usage = "usage: whereformer COMMAND OPTIONS (or COMMAND --help)"
         print("Example: whereformer compare --data my_texts/\n", usage, *map(_summary, COMMANDS), sep="\n")
         raise SystemExit(0)
     group = [command for command in COMMANDS if words and command.startswith(f"{words[0]} ")]
