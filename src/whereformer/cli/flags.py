@@ -109,7 +109,7 @@ def build_parser(kind: Any, prog: str) -> Parser:
     return parser
 
 
-def fill_paragraphs(text: str, **indents: str) -> str:
+def fill_paragraphs(text: str, **indents: Any) -> str:
     """Wrap paragraphs at the terminal's width, with the indents of :func:`textwrap.fill`."""
     width = shutil.get_terminal_size().columns
     return "\n\n".join(fill(paragraph, width, **indents) for paragraph in text.split("\n\n"))
