@@ -16,6 +16,7 @@ class ListPositions(WithPlugin):
     """List the position methods, and the options of each with defaults in JSON."""
 
     FLAGS: ClassVar = {"pattern": "PATTERN"}
+    EXAMPLE: ClassVar = 'whereformer positions "rope*"'
 
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""

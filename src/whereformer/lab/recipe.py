@@ -108,6 +108,8 @@ class Recipe(WithPlugin):
     """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
 
     NAME: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    """A command for the help to begin with."""
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if the recipe has this option."""
     FLAGS: ClassVar[dict[str, str]] = {}
