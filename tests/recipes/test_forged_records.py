@@ -96,6 +96,6 @@ def test_a_forged_comparison_is_not_merged(value, commands, tmp_path, capsys):
         "".join(dump_with_hash({key: part for key, part in line.items() if key != "check"}) for line in lines)
     )
     capsys.readouterr()
-    line = fails(capsys, "merge", str(tmp_path), str(tmp_path), "--out", str(tmp_path / "new"))
+    line = fails(capsys, "merge", str(tmp_path), str(tmp_path / "second"), "--out", str(tmp_path / "new"))
     assert line.startswith(f"whereformer: FOLDERS: {path} has a value of another type for [")
     assert line.endswith("run the same whereformer compare again")
