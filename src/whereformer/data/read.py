@@ -223,7 +223,7 @@ class Table:
         return self.file.suffix.lower()
 
 
-def _without_surrogates(cell: Any) -> Any:
+def _without_surrogates(cell: object) -> Any:
     """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
     return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
 

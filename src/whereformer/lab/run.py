@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -35,6 +35,9 @@ from .terminal import output
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
+    from rich.console import RenderableType
+
+    from .recipe import Recipe
     from .sheet import Sheet
 
 RECORDS = "records.jsonl"
@@ -49,8 +52,9 @@ MAX_JOBS = 8
 """The most runs at a time by default. Each process needs about half a GiB."""
 SMALL_JOBS = 4
 """The runs of small models at a time on one GPU."""
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 Value = TypeVar("Value")
+Doubles: TypeAlias = "ctypes.Array[ctypes.c_double]"
 
 
 class Run:
@@ -71,7 +75,7 @@ class Run:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
-    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Recipe, options: Mapping[str, object], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
@@ -83,7 +87,9 @@ class Run:
         self.threads = torch.get_num_threads()  # of each run
         if self.device == "cpu":
             self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
-        self.counts = self.losses = None  # steps and last loss of each running key, shared with processes
+        # Steps and last loss of each running key, shared with processes.
+        self.counts: Doubles | None = None
+        self.losses: Doubles | None = None
         self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
@@ -92,7 +98,7 @@ class Run:
         self.by: dict[str, list[str]] = {}
         """The versions that computed each result of this run, by the result's name."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state for another process: the folder and the device, but neither records nor a lock."""
         names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
         return {name: getattr(self, name) for name in names}
@@ -150,7 +156,7 @@ class Run:
         problem = f"the first line of {path}, which has the options of all results, is damaged"
         self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
-    def _compare(self, earlier: Mapping[str, Any]) -> None:
+    def _compare(self, earlier: Mapping[str, object]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
             old, new = earlier.get(name), self.options.get(name)
             if old != new:
@@ -200,7 +206,7 @@ class Run:
         self,
         keys: Iterable[Key],
         function: Callable[..., Value],
-        *shared: Any,
+        *shared: object,
         task: str,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
@@ -278,7 +284,8 @@ class Run:
         # A forked process would inherit locks and threads, and it could not use a GPU.
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
-        begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        this = {"function": function, "run": self, "shared": shared, "stops": stops}
+        begin = (this, self.counts, self.losses, begun, context.Value("i", 0))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         with handle_signals(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
@@ -383,7 +390,7 @@ class DamagedOptionsError(InputError):
 class _Result:
     """The value of a function at a key, the seconds that it took, and the versions of this package that computed it."""
 
-    value: Any
+    value: object
     seconds: float
     by: list[str]
 
@@ -409,7 +416,7 @@ def _label(name: str) -> str:
     return " ".join(map(str, json.loads(name)))
 
 
-def _shared_array(count: int) -> Any:
+def _shared_array(count: int) -> Doubles:
     return multiprocessing.get_context("spawn").RawArray("d", max(1, count))
 
 
@@ -431,7 +438,7 @@ class _Bar(Progress):
         )
         self.task = self.add_task("", total=None)
 
-    def get_renderables(self) -> Iterable[Any]:
+    def get_renderables(self) -> Iterable[RenderableType]:
         """Draw the bar."""
         run = self.run
         if run.counts is not None and run.losses is not None:
@@ -471,8 +478,9 @@ _this: dict[str, Any] = {}
 """The function, run and shared numbers of this process, if it is one of several."""
 
 
-def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
-    """Begin a process of several. At the end, add its id to ``begun``."""
+def _begin(this: dict[str, Any], counts: Doubles | None, losses: Doubles | None, begun: Doubles, number: Any) -> None:
+    """Begin a process of several, with the content of ``_this``. At the end, add its id to ``begun``."""
+    run = this["run"]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
@@ -484,7 +492,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops
     _keep_freed_memory()
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
-    _this.update(function=function, run=run, shared=shared, stops=stops)
+    _this.update(this)
     begun[index] = os.getpid()
 
 
