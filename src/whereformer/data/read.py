@@ -123,8 +123,11 @@ class Table:
         if self._kind in (".csv", ".tsv"):
             with self._csv() as table:
                 return [name for name in table.fieldnames or [] if name.strip()]
-        names: list[str] = self._arrow_schema.names
-        return names
+        with name_file(self.field, self.file):
+            if self._kind == ".parquet":
+                return list(parquet.read_schema(self.file).names)
+            with pa.ipc.open_stream(str(self.file)) as first:
+                return list(first.schema.names)
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield some columns of each row. A cell that a row of JSON Lines lacks is None.
@@ -196,14 +199,6 @@ class Table:
         with name_file(self.field, self.file), self.file.open(encoding="utf-8-sig", newline="") as file:
             lines = dropwhile(lambda line: not line.strip("\r\n"), _lines(self.field, str(self.file), file))
             yield csv.DictReader(lines, strict=True, **style)
-
-    @cached_property
-    def _arrow_schema(self) -> pa.Schema:
-        with name_file(self.field, self.file):
-            if self._kind == ".parquet":
-                return parquet.read_schema(self.file)
-            with pa.ipc.open_stream(str(self.file)) as first:
-                return first.schema
 
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         if self._kind == ".parquet":
