@@ -484,7 +484,7 @@ class PositionMethod(nn.Module):
         return ()
 
     def query_factor(
-        self, query: Float[Tensor, "batch heads n_q head_dim"], site: Site
+        self, query: Float[Tensor, "batch heads n_q _width"], site: Site
     ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """Return the factor that ``transform_qkv`` multiplies the query by, (1 or batch, 1 or heads, n_q, 1).
 
