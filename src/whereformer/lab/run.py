@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from .recipe import Recipe
     from .sheet import Sheet
 
 RECORDS = "records.jsonl"
@@ -75,7 +74,7 @@ class Run:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
-    def __init__(self, recipe: Recipe, options: Mapping[str, object], *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Any, options: Mapping[str, object], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
