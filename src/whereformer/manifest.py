@@ -179,9 +179,10 @@ def version(folder: Path) -> str:
 
 
 def find_problem(folder: Path, facts: Mapping[str, object] | None = None) -> str | None:
-    """Return in a few words how a folder differs from its manifest; None if it does not.
+    """Return in a few words how a folder differs from its manifest; None if all of the manifest's files are unchanged.
 
-    ``facts`` are the expected facts about the files; the manifest must have the same.
+    ``facts`` are the expected facts about the files; the manifest must have these. Its other facts, and other files in
+    the folder, do not matter.
     """
     if not folder.is_dir():
         return "it is missing"

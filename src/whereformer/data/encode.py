@@ -34,7 +34,7 @@ STREAMS = ("training.ids", "held_out.ids")
 Facts = dict[str, Any]
 """Numbers about the content of a folder, by name."""
 AcceptsVersion = Callable[[str], bool]
-"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.keeps` does."""
+"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.accept_version` does."""
 
 
 def get_or_build(

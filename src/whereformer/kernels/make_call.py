@@ -138,7 +138,7 @@ def make_call(
         softcap = _check_number("softcap", softcap, 1 / MAX_SOFTCAP, MAX_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MAX_DROPOUT)
     default_query, default_key = default_positions(n_q, n_k)
-    with recorder or nullcontext():  # checks that read numbers keep the plan out of the cache
+    with recorder or nullcontext():  # checks that read numbers keep the call out of the cache
         queries = _check_positions("query_positions", query_positions, default_query, batch, terms)
         keys = _check_positions("key_positions", key_positions, default_key, batch, terms)
     if (query_documents is None) != (key_documents is None):
@@ -427,4 +427,5 @@ def _check_positions(
         raise TypeError(f"{name}: offset tables need integer positions, got {positions.dtype}")
     if can_read(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions.detach() if positions.requires_grad else positions
+    # Always: whether positions require a gradient is not in a call's signature, so a cached call must not depend on it.
+    return positions.detach()

@@ -49,7 +49,8 @@ def lazy_modules(*names: str) -> list[LazyModule]:
 
 
 class MayChange:
-    """Marks an option that may change when a run is continued, because no number in a record depends on it."""
+    """Marks an option that may change when a run is continued: no recorded number depends on it, or the records have it
+    elsewhere, as seeds in their keys, a plugin by its hash, and the kind of device that was used."""
 
 
 class CommaSeparated:
@@ -107,6 +108,8 @@ class Recipe(WithPlugin):
     """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
 
     NAME: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    """A command for the help to begin with."""
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if the recipe has this option."""
     FLAGS: ClassVar[dict[str, str]] = {}
@@ -119,7 +122,7 @@ class Recipe(WithPlugin):
     out: Annotated[Path, MayChange]
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MayChange] = "auto"
-    """Where to compute. "auto" is a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one. A folder with results is only continued on the same kind."""
     keep_versions: Annotated[bool, MayChange] = False
     """Keep results, checkpoints and encoded text of other versions of whereformer. By default they are made again."""
 
@@ -232,13 +235,15 @@ def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRuns(Recipe):
-    """Base class of recipes whose runs are independent of one another."""
+    """Base class of recipes whose jobs are independent of one another."""
 
     seed: Annotated[int, Range(0, MAX_SEED), MayChange] = 0
     """The first seed."""
     jobs: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
-    """How many runs at a time, each in its own process. Default: one for each GPU, or four if models are small; on the
-    CPU one, or if models are small one for each core, but at most 8."""
+    """How many jobs, such as trainings, run at a time, each in its own process. Default: one for each GPU, or four if
+    models are small; on the CPU one, or if models are small one for each core, but at most 8."""
+    ray: Annotated[str | None, MayChange] = None
+    """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head; "local" starts one here."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,7 +87,7 @@ class Checkpoints:
     max_checkpoints: int = 1  # how many checkpoints to keep
     # Writes more into each folder, such as the model in the format of other programs.
     save_extra: Callable[[Path], object] = lambda folder: None
-    # Returns whether to keep a checkpoint of a version of this package, as `Run.keeps` does.
+    # Returns whether to keep a checkpoint of a version of this package, as `Run.accept_version` does.
     keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 

@@ -34,8 +34,8 @@ SEPARATE_TEXTS = "pass cu_seq_lens_q or seq_idx, which show where texts begin, o
 """The advice of errors about packed rows."""
 
 Undo: TypeAlias = list[Callable[[], object]]
-"""Functions that reverse the changes to a model, in the order of the changes. In a copied model, they act on the copy.
-"""
+"""Functions that reverse the changes to a model, in the order of the changes. ``deepcopy`` copies them with the model,
+so the functions of a copy act on the copy."""
 
 
 @dataclass(eq=False)
