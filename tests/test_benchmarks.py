@@ -365,7 +365,10 @@ def test_a_longer_comparison_keeps_a_verdict_or_not(monkeypatch):
     unchanged = set(compare(short, short, "none", 400))
     assert {("a settled gap", "still clear"), ("a gap that may close", "still clear")} <= unchanged
     assert ("two methods that are too close to rank", "still too close") in unchanged
-    assert {("a method that is to take", "among the best"), ("a method that is left out", "not among the best")} <= unchanged
+    assert {
+        ("a method that is to take", "among the best"),
+        ("a method that is left out", "not among the best"),
+    } <= unchanged
     changed = set(compare(short, models(none=5.0, rope=3.0, t5=3.5, learned=2.5), "none", 400))
     assert ("a settled gap", "reversed") not in changed
     assert {("a gap that may close", "reversed"), ("a method that may catch up", "among the best")} <= changed
