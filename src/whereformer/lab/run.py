@@ -50,7 +50,7 @@ MAX_JOBS = 8
 """The most jobs at a time by default, of small models on the CPU. Each process needs about half a GiB."""
 SMALL_JOBS = 4
 """The jobs of small models at a time on one GPU, by default."""
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 Value = TypeVar("Value")
 
 
@@ -78,7 +78,7 @@ class Run:
 
     console: Any = None  # set where the command runs
 
-    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Any, options: Mapping[str, object], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
@@ -102,7 +102,7 @@ class Run:
         self.by: dict[str, list[str]] = {}
         """The versions that computed each result of this run, by the result's name."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state for another process, which can log, advance and accept versions, but has no records."""
         names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
         return {name: getattr(self, name) for name in names}
@@ -161,7 +161,7 @@ class Run:
         problem = f"the first line of {path}, which has the options of all results, is damaged"
         self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
-    def _compare(self, earlier: Mapping[str, Any]) -> None:
+    def _compare(self, earlier: Mapping[str, object]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
             old, new = earlier.get(name), self.options.get(name)
             if old != new:
@@ -211,7 +211,7 @@ class Run:
         self,
         keys: Iterable[Key],
         function: Callable[..., Value],
-        *shared: Any,
+        *shared: object,
         task: str,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
