@@ -1,6 +1,6 @@
 """Table 1 of the TISA paper (Wennberg & Henter 2021), measured on the models of a finished `whereformer compare`.
 
-`whereformer.analysis.properties` measures; a threshold here decides each tick. A property is "open" if the measurement
+`position_properties.py` measures; a threshold here decides each tick. A property is "open" if the measurement
 does not decide it, and has an asterisk if the tick differs from the paper's.
 
 Run: python benchmarks/properties.py FOLDER [--positions rope,tisa] [--out FILE]
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
+import position_properties as measures
 from benchmark import Benchmark, main
 from rich.console import Console
 from rich.table import Table
 
 from whereformer import EncoderForMaskedLM, build_position
-from whereformer.analysis import properties
 from whereformer.analysis.held_out import HeldOut
 from whereformer.data.corpus import TextSource
 from whereformer.data.encode import TokenizerChoice, open_or_encode
@@ -51,7 +51,7 @@ PROPERTIES = {
     "parameter efficient": f"parameters at BERT-base's sizes, and the power of the length with which they grow: below "
     f"{MAX_SHARE:.0%} of the attention layers' parameters, without growth",
     "translation invariant": f"largest relative change of scores and outputs under a shift: at most {MAX_CHANGE:.0e}",
-    "parallelizable": f"operations of a layer at {properties.LENGTHS[0]} and {properties.LENGTHS[1]} tokens: no growth",
+    "parallelizable": f"operations of a layer at {measures.LENGTHS[0]} and {measures.LENGTHS[1]} tokens: no growth",
     "interpretable": f"share of the effect on scores that a curve over offsets explains: at least {MIN_CURVE:.0%}",
 }
 """The properties, and the measured number and the threshold of each."""
@@ -110,16 +110,16 @@ def measure(
     sizes = {"hidden_size": recipe.hidden_size, "num_heads": recipe.num_heads}
     sizes["num_layers"] = trained.config.num_hidden_layers
     short, long = (
-        properties.count_operations(build_position(method, **sizes, max_length=length), length)
-        for length in properties.LENGTHS
+        measures.count_operations(build_position(method, **sizes, max_length=length), length)
+        for length in measures.LENGTHS
     )
-    reached, total = properties.reached_parameters(trained, inputs, labels)
-    count, power = properties.parameter_growth(method, sinks=trained.config.sinks)
+    reached, total = measures.reached_parameters(trained, inputs, labels)
+    count, power = measures.parameter_growth(method, sinks=trained.config.sinks)
     # Half the length, so that there is room to shift even if the method has a last position.
-    moved = [properties.shift_change(model.encoder, inputs[:, : recipe.length // 2]) for model in (untrained, trained)]
+    moved = [measures.shift_change(model.encoder, inputs[:, : recipe.length // 2]) for model in (untrained, trained)]
     change = float("inf") if None in moved else max(change for change in moved if change is not None)
-    share = properties.curve_share(trained.encoder, inputs)
-    small = count < MAX_SHARE * properties.ATTENTION and power <= MAX_POWER
+    share = measures.curve_share(trained.encoder, inputs)
+    small = count < MAX_SHARE * measures.ATTENTION and power <= MAX_POWER
     return [
         inductive(runs[name], runs.get(encoders.BASELINE, {}), recipe.eval_lengths.index(4 * recipe.length)),
         Tick(0 < total <= reached / MIN_REACHED, f"{reached:,}/{total:,}"),
