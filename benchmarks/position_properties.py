@@ -203,7 +203,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     hidden = torch.randn(1, length, model.hidden_size)
     query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
     positions = Positions(0, 1, length)
-    with _Counter() as counter:  # type: ignore[no-untyped-call]
+    with _Counter() as counter:
         position.embed(embedded, positions)
         position.attend(hidden, query, key, value, Site(positions, positions), backend="reference")
     return counter.count

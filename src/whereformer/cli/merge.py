@@ -64,10 +64,10 @@ class Merge(WithPlugin):
                     what = "different texts or plugins" if name == HASHES else f"different {name}"
                     values = "" if name == HASHES else f", {short_repr(expected)} and {short_repr(actual)}"
                     raise InputError("folders", f"{first} and {folder} have {what}{values}")
-        records: dict[str, Any] = {}
+        merged_records: dict[str, Any] = {}
         for *_, part in parts:
-            records |= {name: record for name, record in part.items() if name not in records}
-        keys = [key for task, *key in map(json.loads, records) if task == "train"]
+            merged_records |= {name: record for name, record in part.items() if name not in merged_records}
+        keys = [key for task, *key in map(json.loads, merged_records) if task == "train"]
         seeds = sorted({seed for seed, _ in keys})
         positions = tuple(dict.fromkeys(name for _, name in keys))
         with new_folder(self.out) as merged:
@@ -76,7 +76,7 @@ class Merge(WithPlugin):
                     if (folder / name).is_dir():
                         shutil.copytree(folder / name, merged / name, dirs_exist_ok=True)
             first_line = {"options": options, **provenance(options["device"])}
-            (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *records.values()])))
+            (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *merged_records.values()])))
         console.print(f"wrote {self.out} with {len(keys)} models; make its report by:", highlight=False, soft_wrap=True)
         chosen_steps = {
             "minutes": options["minutes"],
