@@ -54,7 +54,7 @@ def map_on_cluster(
 
     Raises:
         InputError: for ``ray``, if the cluster cannot be reached, a machine has another version of this package, or
-            machines are lost again and again. What a job raises is raised unchanged.
+            machines are lost again and again. Errors of jobs are raised unchanged.
     """
     require("ray", "ray")
     import ray
