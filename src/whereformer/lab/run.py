@@ -64,8 +64,9 @@ class Run:
     the last command ran. Every other line is a result: its name as "key" (the JSON of its task and the parts of its
     key), its value, the seconds that its job took (since the last interruption, if there was one), the versions of this
     package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
-    begins. If a line was cut or changed, it is removed, and its result is computed again, as one from another version
-    is; a message says so. Results that arrive while the run is being stopped are not recorded.
+    begins. A line that was cut or changed is removed, and its result is computed again. A result of another version is
+    computed again too, unless ``keep_versions`` is set; its line stays until the new result replaces it. Messages say
+    so. Results that arrive while the run is being stopped are not recorded.
 
     Args:
         recipe: the recipe, which names the folder, the device and the outputs.
