@@ -114,7 +114,7 @@ def attention(
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
             Fractional positions must be finite. This is checked on the CPU only; elsewhere a NaN comes neither before
             nor after any position. Integers must lie between -(2 ** 62) and 2 ** 62, which is not checked. Positions
-            have no gradient (None, with every backend): they decide which pairs attend and which table entries are read.
+            have no gradient (None, for every backend): they decide which pairs attend and which table entries are read.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of the same document.

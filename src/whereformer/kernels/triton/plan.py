@@ -3,7 +3,7 @@
 To describe a call to the kernels takes many times as long as to start them. All of it follows from the dtypes, sizes
 and strides of tensors, and from numbers. So the first call of a kind runs under a :class:`_Recorder`, which sees every
 torch operation and every launch and notes them as lines of a Python function. In its launches, all parameters are
-numbers, except for the addresses. The call's ``Plan`` (../backend.py) keeps it; docs/architecture/debugging.md shows one.
+numbers, except for the addresses. The call's ``Plan`` (backend.py) keeps it; docs/architecture/debugging.md shows one.
 """
 
 from __future__ import annotations
