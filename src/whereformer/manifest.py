@@ -23,6 +23,8 @@ from .provenance import versions
 NAME = "manifest.json"
 IGNORED = {NAME, "README.md", ".lock"}
 """Files that the manifest ignores; users may add a model card."""
+OTHER_WORDS = {"what": "settings"}
+"""Plainer words for facts in messages. Their names in saved folders stay, so that older ones fit."""
 HASH_KEY = "check"
 """The key of the hash that JSON contains of itself."""
 MAX_NUMBER = 1e300
@@ -194,7 +196,8 @@ def find_problem(folder: Path, facts: Mapping[str, object] | None = None) -> str
         return f"its {NAME} cannot be read"
     # Tuples are lists in JSON.
     expected_facts, paths = json.loads(json.dumps(facts or {})), _files(folder)
-    if names := [name for name, fact in expected_facts.items() if content["facts"].get(name) != fact]:
+    differing = [name for name, fact in expected_facts.items() if content["facts"].get(name) != fact]
+    if names := [OTHER_WORDS.get(name, name) for name in differing]:
         return f"it was saved with different {' and '.join(names)}"
     for name, expected in content["files"].items():
         if name not in paths:

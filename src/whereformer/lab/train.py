@@ -135,7 +135,7 @@ def train(
     Raises:
         NotFiniteError: if a loss is not finite.
         InputError: if it is not finite because its batch has no label.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved if it has ``checkpoints``.
     """
     state = _State(model, training, device)
     if ranks.rank():  # or dropout would be the same in the rows of all processes
@@ -171,7 +171,7 @@ def train(
             if score is not None and scores:
                 progress.scores.append([step, score(step)])
                 model.train()
-            if checkpoints is not None and (saves or stops) and step < training.steps:
+            if checkpoints is not None and (stops or (saves and step < training.steps)):
                 state.save(checkpoints, progress)
             if stops:
                 raise KeyboardInterrupt
