@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .. import manifest
     from ..analysis import verdicts
     from ..data import corpus, tokenizers
-    from ..lab import loading
+    from ..lab import examples, loading
     from ..lab import sentence_encoders as encoders
     from ..lab import train as training
     from ..lab.report import report, score_report
@@ -33,13 +33,14 @@ else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
     loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
-    (verdicts,) = lazy_modules("analysis.verdicts")
+    verdicts, examples = lazy_modules("analysis.verdicts", "lab.examples")
     score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MAX_HELD_OUT = 16, 24  # one document in 16 is held out for the evaluation, but at most 24
 NUM_EVALS = 4  # how often a model is evaluated in a training, besides before it
 MAX_CHARACTERS = 12  # of a token on average; the rest of a document is not read
+BEGINNING = 40  # tokens of a document in an example
 SHORT, CHUNKS, FOUND = "like the original", "like its chunks", "passages found"
 READING = (
     f"{SHORT}: the mean cosine with the original's vectors of texts that it can read. {CHUNKS}: the mean cosine of "
@@ -60,6 +61,8 @@ class ExtendResult:
     curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
     chunks_found: float  # the share of passages that the mean of the original's vectors of chunks finds
     losses: list[float]  # the training loss of each step
+    # Passages with the documents that they are from and find, as in `Evaluator.examples`; earlier versions lack them.
+    examples: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,9 +133,7 @@ class Extend(Recipe):
             problem=problem,
         )[()]
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-        written = self.report(result)
-        usage = f'After "import whereformer.models", load the model with SentenceTransformer("{model}").'
-        return replace(written, sentences=[*written.sentences, usage])
+        return self.report(result)
 
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
         """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
@@ -206,12 +207,13 @@ class Extend(Recipe):
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             manifest.write(partial, about)
-        return ExtendResult(*counts, teacher.limit, curve, chunks_found, progress.losses)
+        rows = evaluator.examples(student)
+        return ExtendResult(*counts, teacher.limit, curve, chunks_found, progress.losses, rows)
 
     def report(self, result: ExtendResult) -> report.Report:
         """Return the report: how good the model is, and how it improved during training."""
         _, last_short, _, last_found = result.curve[-1]
-        columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
+        heads: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
         rows = [
             (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{passages:.1%}")
             for step, short, chunks, passages in result.curve
@@ -227,8 +229,11 @@ class Extend(Recipe):
             *filter(None, [verdicts.warn_of_few_documents(documents, HELD_OUT_EVERY)]),
             f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
             f"{corpus.describe_source(self.data)}.",
+            f'After "import whereformer.models", load the model with SentenceTransformer("{self.out / "model"}").',
         ]
-        sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", columns, rows, notes=(READING,))]
+        sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", heads, rows, notes=(READING,))]
+        columns = ["", "passage", "its document begins", "the document found begins"]
+        sections += examples.build_sheet("What does it find?", columns, result.examples)
         if result.losses:
             paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
             sections.append(report.Figure("Loss over the steps of training", paint))
@@ -388,6 +393,7 @@ class Evaluator:
 
     def __init__(self, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> None:
         passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
+        self.passage_ids, self.tokenizer = passages, teacher.tokenizer
         self.documents, self.short = documents, documents[:, : teacher.limit - 2]
         self.short_vectors, self.passages = _vectors(teacher, self.short), _vectors(teacher, passages)
         self.chunks = chunk_means(teacher, documents, teacher.limit)
@@ -406,8 +412,24 @@ class Evaluator:
 
     def retrieval_accuracy(self, documents: Tensor) -> float:
         """Return the share of passages to which their own document's vector, (documents, hidden_size), is nearest."""
+        owner, nearest = self.find(documents)
+        return float((nearest == owner).float().mean())
+
+    def find(self, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the document of each passage, (passages,), and the one whose vector is nearest to its own."""
         owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)
-        return float(((self.passages @ documents.T).argmax(1) == owner).float().mean())
+        return owner, (self.passages @ documents.T).argmax(1)
+
+    def examples(self, student: encoders.SentenceEncoder) -> list[list[str]]:
+        """Return the first passage that finds its document, and the first that does not, with both documents."""
+        owner, nearest = self.find(_vectors(student, self.documents))
+        rows = []
+        for word, is_found in (("found", True), ("missed", False)):
+            for passage in ((owner == nearest) == is_found).nonzero().flatten().tolist()[:1]:
+                beginnings = (self.documents[int(documents[passage]), :BEGINNING] for documents in (owner, nearest))
+                ids = [self.passage_ids[passage], *beginnings]
+                rows.append([word, *(examples.decode(self.tokenizer, part) for part in ids)])
+        return rows
 
 
 def _vectors(encoder: encoders.SentenceEncoder, rows: Tensor) -> Tensor:
