@@ -159,7 +159,7 @@ class LongEmbed:
             else:
                 town, fact, asked = facts[index]
                 hidden, question = fact.format(town, draw.choice(THINGS)), asked.format(town)
-                filler = self._filler[index * max(self.lengths) :]
+                filler = self._filler[index * length :]
             ids = self._teacher.ids(hidden)
             start = draw.randrange(room - len(ids) + 1)
             rows.append([*filler[:start], *ids, *filler[start : room - len(ids)]])
