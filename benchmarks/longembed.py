@@ -72,6 +72,8 @@ class LongEmbed:
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Tokens of a candidate."""
+    tasks: tuple[str, ...] = ("passkey", "needle")
+    """What is hidden."""
     queries: int = 50
     """Questions of a task and length."""
     candidates: int = 100
@@ -88,7 +90,7 @@ class LongEmbed:
             raise InputError("queries", f"expected queries <= candidates <= 100, got {self.queries}, {self.candidates}")
         rows: dict[str, dict[str, Any]] = {}
         names = (*ROWS, *(folder.name for folder in self.extended))
-        for length, task, name in product(self.lengths, ("passkey", "needle"), names):
+        for length, task, name in product(self.lengths, self.tasks, names):
             file = self.out / f"{task}-{length}-{name.replace(' ', '-').replace(',', '')}.json"
             settings = {"queries": self.queries, "candidates": self.candidates}
             found = kept(file, settings, partial(self._score, task, length, name))
