@@ -1,11 +1,11 @@
 """Time whole models on the CPU: what ``whereformer.attach(model, "none")`` changes, and our encoders beside BERT.
 
-Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
+Run: python benchmarks/models.py [--models bert,t5,chronos,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library; outputs are compared first. Our encoders are
 timed against transformers' BERT of the same sizes. All have few layers of base width (768, with 12 heads) and no
-dropout. A training step is a forward and a backward pass without an optimizer. In each round every
+dropout, except "chronos": the T5 encoder of Chronos-T5-small, with 512 wide layers, 8 heads and weights in bfloat16. A training step is a forward and a backward pass without an optimizer. In each round every
 model runs once, in random order; a ratio is a model's CPU time divided by that of transformers' model in the same
 round, with one thread. The median, lowest and highest are given. With WHEREFORMER_NATIVE=0 in the environment, this
 library has no compiled kernel.
@@ -48,6 +48,11 @@ def _t5(layers: int) -> nn.Module:
     return T5EncoderModel(T5Config(**sizes, dropout_rate=0.0))
 
 
+def _chronos(layers: int) -> nn.Module:
+    sizes = {"vocab_size": 4096, "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": layers}
+    return T5EncoderModel(T5Config(**sizes, dropout_rate=0.0)).bfloat16()
+
+
 def _modernbert(layers: int) -> nn.Module:
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
     return ModernBertModel(ModernBertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **tokens))
@@ -77,6 +82,7 @@ def _encoders(layers: int) -> dict[str, nn.Module]:
 MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
+    "chronos": partial(_pair, _chronos),
     "modernbert": partial(_pair, _modernbert),
     "encoders": _encoders,
 }
@@ -87,7 +93,7 @@ class Models(SideBySide):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(MODELS)
-    """Some of bert, t5, modernbert (each before and after attach) and encoders (ours beside BERT)."""
+    """Some of bert, t5, chronos, modernbert (each before and after attach) and encoders (ours beside BERT)."""
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[str, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"

@@ -211,3 +211,13 @@ def test_a_default_prompt_comes_before_documents_unless_they_have_their_own(tmp_
         encoder = load_encoder(path)
         before.append(encoder.tokenizer.decode(encoder.before))
     assert before == ["[CLS] the cat", "[CLS] the dog"]
+
+
+def test_a_sentencepiece_model_that_cannot_be_read(tmp_path):
+    """Without sentencepiece, transformers' own error names a program that does not help."""
+    path = save_family("Bert", tmp_path / "m")
+    (tmp_path / "m" / "vocab.txt").unlink()
+    (tmp_path / "m" / "tokenizer_config.json").write_text('{"tokenizer_class": "XLMRobertaTokenizer"}')
+    (tmp_path / "m" / "sentencepiece.bpe.model").write_bytes(b"not a model")
+    with pytest.raises(InputError, match=r"its sentencepiece model can't be read; this needs `pip install sentencep"):
+        load_encoder(path)
