@@ -117,7 +117,9 @@ class LongEmbed:
             self._made[task, length, name] = vectors, time.process_time() - began
         vectors, seconds = self._made[task, length, name]
         vectors = vectors[:, part]
-        asked = torch.cat([_vectors(self._teacher, torch.tensor([self._teacher.ids(text)])) for text in questions])
+        room = self._teacher.room
+        rows = [torch.tensor([self._teacher.ids(question)[:room]]) for question in questions]
+        asked = torch.cat([_vectors(self._teacher, row) for row in rows])
         nearest = (asked @ vectors.flatten(0, 1).T).argmax(1) // vectors.shape[1]
         right = (nearest == torch.arange(len(questions))).double().mean()
         return {"ndcg@1": float(right), "cpu_seconds": round(seconds, 1)}

@@ -5,7 +5,7 @@ Run: python benchmarks/models.py [--models bert,t5,chronos,modernbert,encoders] 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library; outputs are compared first. Our encoders are
 timed against transformers' BERT of the same sizes. All have few layers of base width (768, with 12 heads) and no
-dropout, except "chronos": the T5 encoder of Chronos-T5-small, with 512 wide layers, 8 heads and weights in bfloat16. A training step is a forward and a backward pass without an optimizer. In each round every
+dropout; "chronos", a T5 encoder of Chronos-T5-small's sizes, is 512 wide with 8 heads. A training step is a forward and a backward pass without an optimizer. In each round every
 model runs once, in random order; a ratio is a model's CPU time divided by that of transformers' model in the same
 round, with one thread. The median, lowest and highest are given. With WHEREFORMER_NATIVE=0 in the environment, this
 library has no compiled kernel.
@@ -50,7 +50,7 @@ def _t5(layers: int) -> nn.Module:
 
 def _chronos(layers: int) -> nn.Module:
     sizes = {"vocab_size": 4096, "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": layers}
-    return T5EncoderModel(T5Config(**sizes, dropout_rate=0.0)).bfloat16()
+    return T5EncoderModel(T5Config(**sizes, dropout_rate=0.0))
 
 
 def _modernbert(layers: int) -> nn.Module:
