@@ -146,7 +146,7 @@ def longembed(run, tmp_path):
     run("longembed", f"--model={model}", f"--text={text}", *small, f"--out={tmp_path / 'out'}")
     rows = results_of(tmp_path / "out" / "results.json")["rows"]
     assert {"cut off", "mean of chunks", "each chunk", "positions stretched", "extend, untrained", "longer"} < {*rows}
-    assert {found["ndcg@1"] for row in rows.values() for found in row.values()} <= {0, 0.5, 1}
+    assert {scores["ndcg@1"] for row in rows.values() for scores in row.values()} <= {0, 0.5, 1}
     assert all({*row} == {"passkey 120", "needle 120"} for row in rows.values())
 
 

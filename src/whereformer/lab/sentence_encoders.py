@@ -83,7 +83,7 @@ class Settings(NamedTuple):
 class SentenceEncoder:
     """An encoder that reads up to ``limit`` tokens, special ones included.
 
-    ``before`` and ``after`` are the token ids around every text: special ones, and those of the prompt.
+    ``before`` and ``after`` are the token ids around every text: special ones and the prompt.
     """
 
     model: Encoder
@@ -100,7 +100,7 @@ class SentenceEncoder:
 
     @property
     def room(self) -> int:
-        """The most tokens of a text that the encoder reads, without those around it."""
+        """The most tokens of a text that the encoder reads, without the tokens around it."""
         return self.limit - self.extra
 
     def ids(self, text: str) -> list[int]:
@@ -109,7 +109,7 @@ class SentenceEncoder:
         return ids
 
     def add_special_tokens(self, rows: Tensor) -> Tensor:
-        """Return token ids with those around a text, (rows, n + extra), from ids without them, (rows, n)."""
+        """Return token ids with all that belong around a text, (rows, n + extra), from a text's own, (rows, n)."""
         around = (rows.new_tensor(ids).expand(len(rows), -1) for ids in (self.before, self.after))
         return torch.cat([next(around), rows, next(around)], dim=1).to(self.model.device)
 
@@ -164,11 +164,11 @@ def load_encoder(path: str) -> SentenceEncoder:
 
 def _special_tokens(path: str, tokenizer: Any) -> tuple[list[int], list[int]]:
     """Return the token ids that a tokenizer puts before and after each text; an InputError if it changes the text's."""
-    text, whole = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
-    for start in range(len(whole) - len(text) + 1):
-        if text and whole[start : start + len(text)] == text:
-            return whole[:start], whole[start + len(text) :]
-    raise InputError("model", f"{path}: expected a tokenizer that adds tokens around 'a', got {whole} from {text}")
+    text, ids = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    for start in range(len(ids) - len(text) + 1):
+        if text and ids[start : start + len(text)] == text:
+            return ids[:start], ids[start + len(text) :]
+    raise InputError("model", f"{path}: expected a tokenizer that adds tokens around 'a', got {ids} from {text}")
 
 
 def _settings(folder: Path) -> Settings:
@@ -223,7 +223,7 @@ def _settings(folder: Path) -> Settings:
 
 
 def _document_prompt(about: dict[str, Any]) -> str:
-    """Return what comes before documents, from the contents of PROMPTS: their own prompt, or else the default one."""
+    """Return the text before documents, from the contents of PROMPTS: their own prompt, or else the default one."""
     prompts, default = about.get("prompts") or {}, about.get("default_prompt_name")
     if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
         raise InputError("model", f"expected texts by name as prompts in {PROMPTS}, got {short_repr(prompts)}")
@@ -281,9 +281,9 @@ def find_position_table(model: Encoder) -> Learned | None:
     Raises:
         InputError: for ``model``, if it has other positions, which are not known beyond its limit.
     """
-    tables = [part for part in model.position.components() if isinstance(part, Learned)]
-    others = [part for part in model.position.components() if not isinstance(part, Learned)]
-    if len(tables) > 1 or not all(part.shift_invariant for part in others):
+    parts = model.position.components()
+    tables = [part for part in parts if isinstance(part, Learned)]
+    if len(tables) > 1 or not all(part.shift_invariant for part in parts if part not in tables):
         expected = "expected a model with position embeddings or relative positions"
         raise InputError("model", f"{expected}, got one with {model.config.position!r}")
     return tables[0] if tables else None
