@@ -24,22 +24,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import tyro
-from parts import kept
+from benchmark import Benchmark, main
+from parts import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 from torch.nn import functional
 
-from whereformer.cli.main import execute
 from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
 from whereformer.lab.sentence_encoders import SentenceEncoder, find_position_table, lengthen, load_encoder
 from whereformer.models import Encoder
-from whereformer.provenance import write_results
 
 AS_IS, ALL_POSITIONS, CHUNKS, EACH = "cut off", "cut off at the last position", "mean of chunks", "each chunk"
 STRETCHED, EXTEND = "positions stretched", "extend, untrained"
@@ -47,9 +45,11 @@ ROWS = (AS_IS, ALL_POSITIONS, CHUNKS, EACH, STRETCHED, EXTEND)
 GARBAGE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again. "
 FIRST = ("Olivia", "Liam", "Amara", "Noah", "Sofia", "Kenji", "Priya", "Mateo", "Ingrid", "Tariq")
 LAST = ("Hart", "Okafor", "Lindgren", "Morrow", "Tanaka", "Silva", "Novak", "Bennett", "Rahman", "Fischer")
-TOWNS = ("Aldermoor", "Brinvale", "Castlewick", "Dunmere", "Eastholm", "Farrowby", "Glenhaven", "Hollowford")
-TOWNS += ("Ivybridge", "Kestrel Bay", "Larkspur", "Mossgate", "Northwick", "Oakhurst", "Pinecrest", "Quarrydale")
-TOWNS += ("Ravensport", "Silverton", "Thornbury", "Umberfield")
+TOWNS = (
+    *("Aldermoor", "Brinvale", "Castlewick", "Dunmere", "Eastholm", "Farrowby", "Glenhaven", "Hollowford"),
+    *("Ivybridge", "Kestrel Bay", "Larkspur", "Mossgate", "Northwick", "Oakhurst", "Pinecrest", "Quarrydale"),
+    *("Ravensport", "Silverton", "Thornbury", "Umberfield"),
+)
 FACTS = (
     ("The best thing to do in {} is to eat {}.", "What is the best thing to do in {}?"),
     ("The mayor of {} keeps {} in the town hall.", "What does the mayor of {} keep in the town hall?"),
@@ -60,15 +60,15 @@ FACTS = (
 THINGS = ("plum dumplings", "a copper kettle", "old maps", "wooden boats", "paper lanterns", "two grey owls")
 
 
-@dataclass(frozen=True)
-class LongEmbed:
+@dataclass(frozen=True, kw_only=True)
+class LongEmbed(Benchmark):
     """Measure how well vectors of long texts keep one hidden sentence."""
 
     model: Path
     """The original's folder, with position embeddings."""
-    text: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    text: tuple[str, ...]
     """Text in which needles are hidden."""
-    extended: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER")] = ()
+    extended: tuple[Path, ...] = ()
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Tokens of a candidate."""
@@ -81,10 +81,9 @@ class LongEmbed:
     threads: int = 1
     """Threads on the CPU."""
     out: Path = Path("runs/longembed")
-    """Folder for the results."""
 
-    def run(self, console: Console) -> None:
-        """Make the missing parts, then print and write all."""
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Make the missing parts, then print all."""
         torch.set_num_threads(self.threads)
         if not 1 <= self.queries <= self.candidates <= len(FIRST) * len(LAST):
             raise InputError("queries", f"expected queries <= candidates <= 100, got {self.queries}, {self.candidates}")
@@ -93,15 +92,15 @@ class LongEmbed:
         for length, task, name in product(self.lengths, self.tasks, names):
             file = self.out / f"{task}-{length}-{name.replace(' ', '-').replace(',', '')}.json"
             settings = {"queries": self.queries, "candidates": self.candidates}
-            found = kept(file, settings, partial(self._score, task, length, name))
-            rows.setdefault(name, {})[f"{task} {length}"] = found
-            console.print(f"{name}, {task} {length}: {found['ndcg@1']:.2f}", highlight=False)
-        write_results(self.out / "results.json", {"model": self.model.name, "rows": rows})
+            scores = keep(file, settings, partial(self._score, task, length, name))
+            rows.setdefault(name, {})[f"{task} {length}"] = scores
+            console.print(f"{name}, {task} {length}: {scores['ndcg@1']:.2f}", highlight=False)
         table = Table("candidates' vectors", *next(iter(rows.values())), "CPU, s")
         for name, row in rows.items():
-            seconds = sum(found["cpu_seconds"] for found in row.values())
-            table.add_row(name, *(f"{found['ndcg@1']:.2f}" for found in row.values()), f"{seconds:.0f}")
+            seconds = sum(scores["cpu_seconds"] for scores in row.values())
+            table.add_row(name, *(f"{scores['ndcg@1']:.2f}" for scores in row.values()), f"{seconds:.0f}")
         console.print(table)
+        return {"settings": self.settings("model", "text", "extended", "threads"), "rows": rows}
 
     def _score(self, task: str, length: int, name: str) -> dict[str, float]:
         """Return the share of questions whose candidate has the nearest vector, and the CPU time of the candidates."""
@@ -214,4 +213,4 @@ def _vectors(encoder: SentenceEncoder, rows: Tensor) -> Tensor:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(LongEmbed))
+    main(LongEmbed)

@@ -26,6 +26,7 @@ class ListPositions(WithPlugin):
     """
 
     FLAGS: ClassVar = {"pattern": "PATTERN"}
+    EXAMPLE: ClassVar = 'whereformer positions "rope*"'
 
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
