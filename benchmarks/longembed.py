@@ -4,13 +4,13 @@ Run: .venv/bin/python benchmarks/longembed.py --model all-MiniLM-L6-v2 --text wi
 
 Every candidate is a text of --lengths tokens with one sentence hidden at a random place. Passkey: "the pass key of
 Olivia Hart is 53187", among sentences that are repeated over and over. Needle: a made-up fact about a town, in --text.
-A question about the sentence should be nearest to its own candidate; the share of questions for which it is equals
-ndcg@1, since each has one right answer. Sizes in LongEmbed are 50 questions and 100 candidates of each length (Zhu et
+A question about the sentence should be nearest to its own candidate. The share of questions that are equals ndcg@1,
+since each has one right answer. Sizes in LongEmbed are 50 questions and 100 candidates of each length (Zhu et
 al. 2024, arXiv 2404.12096); its needles are facts in essays.
 
 Candidates' vectors are the original's, which cuts them off at its own limit or where its position embeddings end; the
-mean of its vectors of chunks, and all of them; with the position embeddings stretched, so that there are as many as
-tokens; with `whereformer extend --steps 0`, and --extended, folders of `whereformer extend` from --model.
+mean of its vectors of chunks, and all of them; with the position embeddings stretched, so that each token has one;
+with `whereformer extend --steps 0`, and --extended, folders of `whereformer extend` from --model.
 
 Every finished part is a file in --out and is not repeated. Writes results.json.
 """
@@ -67,13 +67,13 @@ class LongEmbed(Benchmark):
     model: Path
     """The original's folder, with position embeddings."""
     text: tuple[str, ...]
-    """Text in which needles are hidden."""
+    """Text that hides the needles."""
     extended: tuple[Path, ...] = ()
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Tokens of a candidate."""
     tasks: tuple[str, ...] = ("passkey", "needle")
-    """What is hidden."""
+    """Kinds of hidden sentences."""
     queries: int = 50
     """Questions of a task and length."""
     candidates: int = 100
@@ -109,17 +109,17 @@ class LongEmbed(Benchmark):
             name, part = CHUNKS, slice(1, None)
         else:
             part = slice(0, 1) if name == CHUNKS else slice(None)
-        if (task, length, name) not in self._made:
+        if (task, length, name) not in self._latest:
             began = time.process_time()
             vectors = self._vectors(name, texts, length)
-            self._made.clear()
-            self._made[task, length, name] = vectors, time.process_time() - began
-        vectors, seconds = self._made[task, length, name]
+            self._latest.clear()
+            self._latest[task, length, name] = vectors, time.process_time() - began
+        vectors, seconds = self._latest[task, length, name]
         vectors = vectors[:, part]
         room = self._teacher.room
         rows = [torch.tensor([self._teacher.ids(question)[:room]]) for question in questions]
-        asked = torch.cat([_vectors(self._teacher, row) for row in rows])
-        nearest = (asked @ vectors.flatten(0, 1).T).argmax(1) // vectors.shape[1]
+        question_vectors = torch.cat([_vectors(self._teacher, row) for row in rows])
+        nearest = (question_vectors @ vectors.flatten(0, 1).T).argmax(1) // vectors.shape[1]
         right = (nearest == torch.arange(len(questions))).double().mean()
         return {"ndcg@1": float(right), "cpu_seconds": round(seconds, 1)}
 
@@ -160,8 +160,8 @@ class LongEmbed(Benchmark):
                 hidden = f"{name}'s pass key is {key}. Remember it. {key} is the pass key for {name}."
                 question = f"What is the pass key for {name}?"
             else:
-                town, fact, asked = facts[index]
-                hidden, question = fact.format(town, draw.choice(THINGS)), asked.format(town)
+                town, fact, ask = facts[index]
+                hidden, question = fact.format(town, draw.choice(THINGS)), ask.format(town)
                 filler = self._filler[index * length :]
             ids = self._teacher.ids(hidden)
             start = draw.randrange(room - len(ids) + 1)
@@ -170,7 +170,7 @@ class LongEmbed(Benchmark):
         return torch.tensor(rows), questions[: self.queries]
 
     @cached_property
-    def _made(self) -> dict[tuple[str, int, str], tuple[Tensor, float]]:
+    def _latest(self) -> dict[tuple[str, int, str], tuple[Tensor, float]]:
         """The vectors that were made last, and the seconds that they took."""
         return {}
 
@@ -199,9 +199,9 @@ def stretch(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
     config.max_position_embeddings = length
     longer = Encoder(config).eval()
     name = next(name for name, weight in model.named_parameters() if weight is table.weight)
-    places = (torch.arange(length) * (len(rows) / length)).clamp(max=len(rows) - 1)
-    rest = (places % 1)[:, None]
-    low = places.long()
+    points = (torch.arange(length) * (len(rows) / length)).clamp(max=len(rows) - 1)
+    rest = (points % 1)[:, None]
+    low = points.long()
     stretched = rows[low] * (1 - rest) + rows[(low + 1).clamp(max=len(rows) - 1)] * rest
     longer.load_state_dict({**model.state_dict(), name: stretched})
     return replace(encoder, model=longer, limit=length)

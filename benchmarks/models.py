@@ -10,9 +10,9 @@ BERT of the same sizes, and our funnel against transformers' Funnel with the sam
 same are compared first. All have few layers of base width (768, with 12 heads) and no dropout; "chronos", the T5
 encoder of a small Chronos, is 512 wide with 8 heads. A training step is a forward and a backward pass without an
 optimizer. In each round every model runs once, in random order; a ratio is a model's CPU time divided by the time of
-transformers' model in the same round, with one thread. The median, lowest and highest are given. Memory is the peak of a step's allocations, besides parameters and their gradients. FLOPs are by
-``whereformer.analysis.count_flops``, relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this
-library has no compiled kernel.
+transformers' model in the same round, with one thread. The median, lowest and highest are given. Memory is the peak of
+a step's allocations, besides parameters and their gradients. FLOPs are by ``whereformer.analysis.count_flops``,
+relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this library has no compiled kernel.
 """
 
 from __future__ import annotations

@@ -293,8 +293,8 @@ def lengthen(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
     """Return a copy of an encoder that reads ``length`` tokens, special ones included.
 
     The position embeddings that the encoder reads are repeated until there are enough, as in Longformer (Beltagy et al.
-    2020, section 5); relative positions stay as they are. Each token attends only to a window, in which all tokens have
-    different embeddings, and all distances are ones that the encoder knows. Texts of up to half the encoder's limit
+    2020, section 5); relative positions stay as they are. Each token attends only to a window. There, all tokens have
+    different embeddings, and the encoder knows all distances. Texts of up to half the encoder's limit
     then have the same vectors. If one token's state is the vector, the last layer has no window, unless it had one.
     """
     model, weights, table = encoder.model, encoder.model.state_dict(), find_position_table(encoder.model)
