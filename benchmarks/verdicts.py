@@ -77,7 +77,7 @@ def compare_rankings(
             yield "a gap that may close" if is_open else "a settled gap", outcome
     for pair in combinations([row.position for row in first.ranked], 2):
         was_clear, is_clear = (
-            any(clearly_better(models[one], models[other]) for one, other in permutations(pair))
+            any(clearly_better(models[better], models[worse]) for better, worse in permutations(pair))
             for models in (short, long)
         )
         if not was_clear:

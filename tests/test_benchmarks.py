@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -94,13 +95,25 @@ def tiny_comparison(tmp_path):
     return text, small | {"rate_factors": "1"}
 
 
+def properties(run, tmp_path):
+    text, small = tiny_comparison(tmp_path)
+    whereformer.compare(data=text, positions="none,learned,tisa", steps=2, **small, out=tmp_path / "runs", quiet=True)
+    printed = run("properties", tmp_path / "runs", f"--out={tmp_path / 'results.json'}")
+    ticks = results_of(tmp_path / "results.json")["properties"]
+    assert [has_property for has_property, _ in ticks["tisa"].values()][1:] == [True] * 5
+    assert ticks["learned"]["inductive"] == [False, "cannot"]
+    assert ticks["learned"]["translation invariant"][0] is False
+    assert "no*" not in printed
+
+
 def verdicts(run, tmp_path):
     text, small = tiny_comparison(tmp_path)
     short, long, tasks = tmp_path / "short", tmp_path / "long", tmp_path / "tasks"
     for out, steps in ((short, 2), (long, 4)):
         whereformer.compare(data=text, positions="none,learned", steps=steps, seeds=2, **small, out=out, quiet=True)
     whereformer.probe(positions="none,tisa", tasks="previous", length=4, steps=1, jobs=1, out=tasks, quiet=True)
-    printed = run("verdicts", short, long, tasks, tasks, f"--out={tmp_path / 'verdicts.json'}")
+    shutil.copytree(tasks, tmp_path / "again")
+    printed = run("verdicts", short, long, tasks, tmp_path / "again", f"--out={tmp_path / 'verdicts.json'}")
     counts = results_of(tmp_path / "verdicts.json")["verdicts"]
     assert "a task that a method fails (1): 1 failed\n" in printed
     assert counts["a method that solves the most tasks, after too few steps for a verdict"] == {"still does": 1}
@@ -332,7 +345,7 @@ SIMPLE = {
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_ways"),
-    *("benchmark", "goals", "parts", "peak", "pictures", "side_by_side"),
+    *("benchmark", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
 }
 """Files that benchmarks share."""
 
@@ -366,6 +379,24 @@ def test_tasks_are_done_in_processes(monkeypatch, processes):
     monkeypatch.syspath_prepend(FOLDER)
     done = importlib.import_module("parts").in_processes(abs, [-2, -1], processes)
     assert dict(done) == {-2: 2, -1: 1}
+
+
+def test_medians_over_seeds_decide_whether_longer_text_is_read_as_well(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    inductive = importlib.import_module("properties").inductive
+
+    def runs(*losses):
+        """A model for each pair of losses, at the training length and at four times that."""
+        return {
+            seed: SimpleNamespace(loss=loss, scores=[[loss, 0], [long, 0]]) for seed, (loss, long) in enumerate(losses)
+        }
+
+    baseline = runs((5.0, 5.1))
+    assert inductive(runs((3.0, 3.05)), baseline, 1) == (True, "+0.05")
+    assert inductive(runs((3.0, 3.12)), baseline, 1) == (False, "+0.12")
+    assert inductive(runs((3.0, 3.5), (3.0, 3.0), (3.0, 3.02)), baseline, 1) == (True, "+0.02")
+    assert inductive(runs((4.95, 4.97)), baseline, 1) == (None, "+0.02")  # it has little to lose
+    assert inductive(runs((4.95, 4.97)), {}, 1) == (True, "+0.02")
 
 
 def test_a_longer_comparison_keeps_a_verdict_or_not(monkeypatch):

@@ -241,12 +241,14 @@ class Run:
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
         self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
-        self.counts, self.losses = _shared_array(len(missing)), _shared_array(len(missing))
+        self.counts = counts = _shared_array(len(missing))
+        self.losses = _shared_array(len(missing))
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
-                self.counts[missing.index(key)] = sizes[key]  # machines of a cluster do not count their steps here
+                if self.ray is not None:  # other machines do not count their steps here
+                    counts[missing.index(key)] = sizes[key]
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -282,9 +284,13 @@ class Run:
     def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, JobResult]]:
         """Yield each key with its result, in the order of completion."""
         if self.ray is not None and keys:
-            from .ray_jobs import run_jobs
+            from .ray_jobs import map_on_cluster
 
-            yield from run_jobs(self, keys, function, shared)
+            gpus = (1 / SMALL_JOBS if self.has_small_models else 1) if self.device == "cuda" else 0
+            compute = partial(_run_elsewhere, function, self, shared)
+            yield from map_on_cluster(
+                *(self.ray, self.folder, compute, keys), threads=self.threads, gpus=gpus, quiet=self.quiet
+            )
             return
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
@@ -538,6 +544,14 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _run_elsewhere(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
+    """Compute one job on a machine of a cluster, which has no progress bar."""
+    run.counts = run.losses = None
+    load_plugin(run.plugin)
+    with threads(run.threads):
+        return compute_job(function, run, shared, key)
 
 
 def _run_job(slot: int, key: Key) -> JobResult:
