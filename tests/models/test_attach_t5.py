@@ -9,18 +9,17 @@ from whereformer import OffsetBias, attach, attention
 from whereformer.errors import InputError
 from whereformer.positions.t5 import buckets
 
-T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 4, "d_ff": 32, "num_layers": 2, "num_heads": 4, "local_radius": 7}
-SIZES = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-GROUPS = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 8, "pad_token_id": 0}
-KINDS = {"layer_types": ["sliding_attention", "full_attention"]}
-IMAGES = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+from ..recipes.sentence_models import SIZES
+
+GROUPS = {"num_key_value_heads": 1, "head_dim": 4, "sliding_window": 8, "pad_token_id": 0}
+TEXT = {**SIZES, **GROUPS, "layer_types": ["sliding_attention", "full_attention"]}
+IMAGES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
 
 
 def test_the_encoder_of_t5gemma_2_is_served_as_a_part():
     torch.manual_seed(0)
-    text = {**SIZES, **GROUPS, **KINDS}
-    encoder = {"text_config": text, "vision_config": {**IMAGES, "image_size": 28, "patch_size": 14}}
-    model = T5Gemma2Model(T5Gemma2Config(encoder={**encoder, "image_token_index": 49}, decoder=text)).eval()
+    encoder = {"text_config": TEXT, "vision_config": IMAGES, "image_token_index": 49}
+    model = T5Gemma2Model(T5Gemma2Config(encoder=encoder, decoder=TEXT)).eval()
     ids, mask = torch.randint(5, 40, (2, 30)), torch.ones(2, 30, dtype=torch.int64)
     mask[1, 20:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": ids[:, :9]}
@@ -33,7 +32,7 @@ def test_the_encoder_of_t5gemma_2_is_served_as_a_part():
 
 
 def test_the_local_encoder_of_longt5_is_a_bias_in_a_window():
-    config = LongT5Config(**T5)
+    config = LongT5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, local_radius=7)
     with pytest.raises(InputError, match=r"AttentionInterface; its local attention is T5's bias with window=7, see"):
         attach(LongT5EncoderModel(config), "none")
     torch.manual_seed(0)
