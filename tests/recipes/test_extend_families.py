@@ -205,8 +205,8 @@ def test_prompts_that_cannot_be_read(prompts, message, tmp_path):
 
 
 def test_a_default_prompt_comes_before_documents_unless_they_have_their_own(tmp_path):
-    for name, more, prompt in (("one", {}, "the cat"), ("other", {"passage": "the dog"}, "the dog")):
-        encoder = load_with({"q": "the cat", **more}, tmp_path / name, default_prompt_name="q")
+    for name, document, prompt in (("one", {}, "the cat"), ("other", {"passage": "the dog"}, "the dog")):
+        encoder = load_with({"q": "the cat", **document}, tmp_path / name, default_prompt_name="q")
         assert encoder.tokenizer.decode(encoder.before) == f"[CLS] {prompt}"
 
 
