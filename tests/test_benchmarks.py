@@ -309,6 +309,7 @@ SIMPLE = {
         "--lengths=16 --tokens=16 --blocks=1-1 --hidden-size=64 --rounds=1",
         lambda results: len(results["rows"]) == 2 * 2 * 5,  # base and decoder, forward and training
     ),
+    "images": ("--cases=2x2x3x4x8 --rounds=1", lambda results: len(results["rows"]) == 2),  # forward and training
     "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
         "--lengths=8 --tokens=8 --layers=1 --rounds=1 --dtypes=float32",
