@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -77,3 +78,108 @@ def test_images_have_the_bias_of_transformers(name, page):
     inputs = content(2, 4, len(queries))
     out = attention(*inputs, [bias], query_positions=queries, key_positions=keys)
     assert_same(out, sdpa(*inputs, attn_mask=module(*arguments)), inputs, table)
+
+
+CONFORMERS = PAGE.parents[2] / "examples" / "conformers.py"
+
+
+@pytest.fixture(scope="module")
+def conformers():
+    """The names of examples/conformers.py."""
+    return runpy.run_path(str(CONFORMERS))
+
+
+def paper(query, key, value, vectors, u, v, scale, visible):
+    """Transformer-XL's scores, head by head and pair by pair: scale * ((q_i + u) . k_j + (q_i + v) . p_(i - j))."""
+    n_q, n_k = query.shape[2], key.shape[2]
+    offsets = torch.arange(n_k) - torch.arange(n_k - n_q, n_k)[:, None]
+    relative = vectors[:, offsets + vectors.shape[1] // 2]  # (heads, n_q, n_k, head_dim)
+    scores = torch.einsum("bhid,bhjd->bhij", query + u, key)
+    scores = scale * (scores + torch.einsum("bhid,hijd->bhij", query + v, relative))
+    weights = scores.masked_fill(~visible[:, None], -torch.inf).softmax(-1)
+    return (weights.nan_to_num(0.0) @ value).transpose(1, 2).flatten(2)
+
+
+class Linears(torch.nn.Module):
+    """The parameters of ESPnet's and NeMo's modules, by their names."""
+
+    def __init__(self):
+        super().__init__()
+        self.h, self.d_k = 3, 4
+        for name in ("linear_q", "linear_k", "linear_v", "linear_out", "linear_pos"):
+            setattr(self, name, torch.nn.Linear(12, 12, bias=name != "linear_pos"))
+        self.pos_bias_u, self.pos_bias_v = torch.nn.Parameter(torch.ones(3, 4)), torch.nn.Parameter(torch.ones(3, 4))
+        self.dropout = torch.nn.Dropout(0.5)
+
+    def update_cache(self, key, value, query, cache):
+        if cache is None:
+            return key, value, query, None
+        return torch.cat([cache, key], 1), torch.cat([cache, value], 1), query, query
+
+    def expected(self, query, key, positions, visible):
+        content = [project(x).unflatten(2, (3, 4)).transpose(1, 2) for project, x in self.projections(query, key)]
+        vectors = self.linear_pos(positions)[0].unflatten(1, (3, 4)).transpose(0, 1)
+        u, v = self.pos_bias_u[:, None], self.pos_bias_v[:, None]
+        return self.linear_out(paper(*content, vectors, u, v, 4**-0.5, visible))
+
+    def projections(self, query, key):
+        return (self.linear_q, query), (self.linear_k, key), (self.linear_v, key)
+
+
+class InProjection(torch.nn.Module):
+    """The parameters of SpeechBrain's module, by their names; its scale is that of the whole width."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_heads, self.scale, self.mask_pos_future, self.vbias = 3, 12**-0.5, False, None
+        self.in_proj_weight = torch.nn.Parameter(torch.ones(36, 12))
+        self.out_proj, self.linear_pos = torch.nn.Linear(12, 12), torch.nn.Linear(12, 12, bias=False)
+        self.pos_bias_u, self.pos_bias_v = torch.nn.Parameter(torch.ones(4, 3)), torch.nn.Parameter(torch.ones(4, 3))
+        self.dropout_att = torch.nn.Dropout(0.5)
+
+    def expected(self, query, key, positions, visible):
+        projected = (query @ self.in_proj_weight.T).view(2, -1, 3, 12).transpose(1, 2)  # query, key, value in each head
+        vectors = self.linear_pos(positions)[0].unflatten(1, (3, 4)).transpose(0, 1)
+        u, v = self.pos_bias_u.view(3, 1, 4), self.pos_bias_v.view(3, 1, 4)
+        return self.out_proj(paper(*projected.split(4, -1), vectors, u, v, self.scale, visible))
+
+
+REAL = torch.arange(9) < torch.tensor([[9], [5]])
+CHUNKS = torch.arange(9) // 4 <= torch.arange(9)[:, None] // 4
+"""Who sees whom where frames see earlier chunks, and their own."""
+
+
+@pytest.mark.parametrize("hidden", ["nothing", "padding", "later chunks"])
+@pytest.mark.parametrize("name", ["RelPositionMultiHeadedAttention", "RelPositionMultiHeadAttention", "RelPosMHAXL"])
+def test_conformers_of_toolkits_compute_the_same(name, hidden, conformers):
+    layer = type(name, (InProjection if name == "RelPosMHAXL" else Linears,), {})().double().eval()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter)
+    x, positions = (torch.randn(*size, 12, dtype=torch.float64, requires_grad=True) for size in ((2, 9), (1, 17)))
+    pairs = {"nothing": torch.ones_like(CHUNKS), "padding": REAL[:, None], "later chunks": REAL[:, None] & CHUNKS}
+    visible = pairs[hidden].expand(2, 9, 9)
+    names = list(layer.state_dict())
+    assert conformers["replace"](torch.nn.ModuleList([layer, torch.nn.Linear(2, 2)])) == 1
+    assert list(layer.state_dict()) == names
+    if name == "RelPosMHAXL":
+        masks = {"padding": {"key_padding_mask": ~REAL}}.get(hidden, {"attn_mask": ~visible})
+        out, _ = layer(x, x, x, positions, **masks)
+    elif name == "RelPositionMultiHeadAttention":
+        if hidden == "padding":
+            visible = visible & REAL[:, :, None]  # as NeMo makes it: padding sees nothing
+        out = layer(x, x, x, None if hidden == "nothing" else ~visible, positions)
+    else:
+        out = layer(x, x, x, positions, visible[:, :1] if hidden == "padding" else visible.int())
+    assert_same(out, layer.expected(x, x, positions, visible), x, positions, *layer.parameters())
+
+
+def test_conformers_stream_over_a_cache(conformers):
+    """Chunk after chunk over the frames before it is the whole recording with later chunks hidden."""
+    layer = type("RelPositionMultiHeadAttention", (Linears,), {})().double().eval()
+    conformers["replace"](layer)
+    x, positions = torch.randn(2, 9, 12, dtype=torch.float64), torch.randn(1, 17, 12, dtype=torch.float64)
+    expected = layer.expected(x, x, positions, CHUNKS.expand(2, -1, -1))
+    for start, stop in ((0, 4), (4, 8), (8, 9)):
+        chunk, near = x[:, start:stop], positions[:, 9 - stop : 8 + stop]
+        out, _ = layer(chunk, chunk, chunk, None, near, cache=x[:, :start])
+        torch.testing.assert_close(out, expected[:, start:stop], rtol=1e-12, atol=1e-12)
