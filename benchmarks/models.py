@@ -1,14 +1,14 @@
 """Time whole models on the CPU: what ``whereformer.attach(model, "none")`` changes, and our encoders beside BERT.
 
-Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
+Run: python benchmarks/models.py [--models bert,t5,modernbert,deberta,encoders] [--lengths 128,512,2048] [--out FILE]
 
-Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
-model's own positions and only has its attention computed by this library; outputs are compared first. Our encoders are
-timed against transformers' BERT of the same sizes. All have few layers of base width (768, with 12 heads) and no
-dropout. A training step is a forward and a backward pass without an optimizer. In each round every
-model runs once, in random order; a ratio is a model's CPU time divided by that of transformers' model in the same
-round, with one thread. The median, lowest and highest are given. With WHEREFORMER_NATIVE=0 in the environment, this
-library has no compiled kernel.
+Models of transformers ("sdpa", DeBERTa "eager") are timed against the same model after ``attach(model, "none")``, which
+keeps the model's own positions and only has its attention computed by this library; outputs are compared first. Our
+encoders are timed against transformers' BERT of the same sizes. All have few layers of base width (768, with 12 heads)
+and no dropout. A training step is a forward and a backward pass without an optimizer. In each round every model runs
+once, in random order; a ratio is a model's CPU time divided by that of transformers' model in the same round, with one
+thread. The median, lowest and highest are given. With WHEREFORMER_NATIVE=0 in the environment, this library has no
+compiled kernel.
 """
 
 from __future__ import annotations
@@ -27,7 +27,16 @@ from lists import listed
 from rich.console import Console
 from side_by_side import SideBySide, show, write_rows
 from torch import Tensor, nn
-from transformers import BertConfig, BertModel, ModernBertConfig, ModernBertModel, T5Config, T5EncoderModel
+from transformers import (
+    BertConfig,
+    BertModel,
+    DebertaV2Config,
+    DebertaV2Model,
+    ModernBertConfig,
+    ModernBertModel,
+    T5Config,
+    T5EncoderModel,
+)
 
 import whereformer
 from whereformer import Encoder, EncoderConfig
@@ -53,9 +62,19 @@ def _modernbert(layers: int) -> nn.Module:
     return ModernBertModel(ModernBertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **tokens))
 
 
+def _deberta(layers: int) -> nn.Module:
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    # As in DeBERTa-v3-base
+    positions = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+    positions |= {"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "type_vocab_size": 0}
+    return DebertaV2Model(DebertaV2Config(**sizes, **positions, **dropouts))
+
+
 def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
     theirs = make(layers)
-    theirs.set_attn_implementation("sdpa")
+    if not isinstance(theirs, DebertaV2Model):  # which only has its own attention
+        theirs.set_attn_implementation("sdpa")
     return {"transformers": theirs, "attached": whereformer.attach(copy.deepcopy(theirs), "none")}
 
 
@@ -78,6 +97,7 @@ MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
     "modernbert": partial(_pair, _modernbert),
+    "deberta": partial(_pair, _deberta),
     "encoders": _encoders,
 }
 
@@ -87,7 +107,7 @@ class Models(SideBySide):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(MODELS)
-    """Some of bert, t5, modernbert (each before and after attach) and encoders (ours beside BERT)."""
+    """Some of bert, t5, modernbert, deberta (each before and after attach) and encoders (ours beside BERT)."""
     lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[str, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"

@@ -313,7 +313,7 @@ SIMPLE = {
     "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
         "--lengths=8 --tokens=8 --layers=1 --rounds=1 --dtypes=float32",
-        lambda results: len(results["rows"]) == 2 * (3 * 2 + 5),  # forward and training; pairs, and the encoders
+        lambda results: len(results["rows"]) == 2 * (4 * 2 + 5),  # forward and training; pairs, and the encoders
     ),
     "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (

@@ -9,9 +9,12 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-from whereformer import OffsetBias, attention
+from whereformer import DenseBias, OffsetBias, attention
+
+from .models.test_attach_patches import Largest
 
 PAGE = Path(__file__).parents[1] / "docs" / "guides" / "coming-from.md"
+REAL = torch.arange(9) < torch.tensor([[9], [5]])
 pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package is tested without its pages")
 
 
@@ -80,6 +83,32 @@ def test_images_have_the_bias_of_transformers(name, page):
     assert_same(out, sdpa(*inputs, attn_mask=module(*arguments)), inputs, table)
 
 
+def test_rows_of_an_alignment_share_a_pair_bias():
+    """Its gradient is the sum over rows, and no tensor has a number for each row and pair."""
+    rows, pair = torch.randn(3, 2, 5, 4, 40, 2).double(), torch.randn(2, 4, 40, 40).double()
+    rows.requires_grad_(), pair.requires_grad_()
+    with Largest() as largest:
+        items = zip(rows.unbind(1), pair.split(1), strict=True)
+        out = torch.stack([attention(*item, [DenseBias(bias)]) for item, bias in items])
+        out.square().sum().backward()
+    assert largest.entries <= pair.numel()
+    gradients = rows.grad, pair.grad
+    rows.grad = pair.grad = None
+    expected = sdpa(*rows, attn_mask=pair[:, None])
+    expected.square().sum().backward()
+    torch.testing.assert_close((out, *gradients), (expected, rows.grad, pair.grad), rtol=1e-10, atol=1e-10)
+
+
+def test_graphs_have_graphormers_bias():
+    distances, real = torch.randint(6, (2, 9, 9)), REAL
+    table, inputs = torch.randn(6, 4, dtype=torch.float64, requires_grad=True), content(2, 4, 9)
+    out = attention(*inputs, [DenseBias(table[distances].movedim(3, 1))], key_mask=real)
+    expected = torch.zeros(2, 4, 9, 9, dtype=torch.float64)
+    for distance in range(6):
+        expected = expected + table[distance, :, None, None] * (distances == distance)[:, None]
+    assert_same(out, sdpa(*inputs, attn_mask=expected.masked_fill(~real[:, None, None], -torch.inf)), inputs, table)
+
+
 CONFORMERS = PAGE.parents[2] / "examples" / "conformers.py"
 
 
@@ -144,7 +173,6 @@ class InProjection(torch.nn.Module):
         return self.out_proj(paper(*projected.split(4, -1), vectors, u, v, self.scale, visible))
 
 
-REAL = torch.arange(9) < torch.tensor([[9], [5]])
 CHUNKS = torch.arange(9) // 4 <= torch.arange(9)[:, None] // 4
 """Who sees whom where frames see earlier chunks, and their own."""
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from whereformer import load_pretrained
+from whereformer import attach, load_pretrained
 from whereformer.errors import InputError
 
 from .originals import HEADS, close, make_original, rewrite, run, weighted
@@ -91,3 +91,20 @@ def test_a_tensor_that_is_missing_is_named(name, tmp_path):
     rewrite(tmp_path, lambda state: state.pop(name))
     with pytest.raises(InputError, match=f"^checkpoint: it has no '{name}', which this model needs"):
         load_pretrained(tmp_path)
+
+
+@torch.no_grad()
+def test_attached_scores_do_not_overflow_in_float16():
+    """Products with vectors of offsets pass 65,504 before transformers divides them by the root of the width."""
+    model = theirs(hidden_size=64, num_attention_heads=1).float().eval()
+    for layer in model.encoder.layer:
+        for projection in (layer.attention.self.query_proj, layer.attention.self.key_proj):
+            torch.nn.init.eye_(projection.weight).mul_(90)
+            torch.nn.init.zeros_(projection.bias)
+    ids, real = torch.randint(8, 50, (2, 12)), torch.arange(12) < torch.tensor([[12], [7]])
+    inputs = {"input_ids": ids, "attention_mask": real.long()}
+    expected = model(**inputs).last_hidden_state[real]
+    model.half()
+    assert model(**inputs).last_hidden_state[real].isnan().any()
+    states = attach(model, "none", verify=False)(**inputs).last_hidden_state[real]
+    assert (states.float() - expected).abs().max() < 0.01 * expected.abs().max()
