@@ -1,48 +1,52 @@
-"""Time attention with positions against what people use today. The README's speed figures come from this benchmark.
+"""Time attention with positions against other code that people use today. README's speed figures come from here.
 
 Run: make bench, or: .venv/bin/python benchmarks/attention.py --help
 
 The output and the gradients of every way are first checked against a float64 reference; a wrong way is reported and not
-timed. Then all ways are timed in turns, and each time is divided by that of torch's own attention without positions
-("sdpa") in the same round. At 1.00 positions cost nothing. "sdpa+bias" is what most code does today: it passes an
-(n, n) bias to torch's attention. attention_peers.py has the ways of other libraries. "forward" is without gradients;
+timed. Then all ways are timed in turns, and each time is divided by the time of torch's own attention without positions
+("sdpa") in the same round. At 1.00 positions cost nothing. "sdpa+bias" is the common way today: it passes an (n, n)
+bias to torch's attention. attention_peers.py has the ways of other libraries. "forward" is without gradients;
 "training" is forward and backward with all gradients.
 
-results.json has a row for each case and way. goals.md has a table of what was reached beside the goals for this
-processor, and plot.svg a picture of it.
+results.json has a row for each case and way: the median and the range of its times relative to plain attention, the
+milliseconds and peak memory in bytes of a call, the largest relative error in the check, the seconds of each round, and
+a note if something is missing. goals.md has a table of the times next to the goals for this processor.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import re
-import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
-import tyro
 from attention_kinds import DTYPES, KINDS, POSITIONS, Case, make_problem
 from attention_peers import PEERS
-from attention_plot import plot
-from attention_ways import FLOOR, TORCH, Clock, Row, Way, backend, check, in_a_line, make_step
+from attention_ways import FLOOR, TORCH, Clock, Way, backend, check, in_a_line, make_step
+from benchmark import Among, Benchmark, main
 from goals import write_goals
-from lists import listed, listed_numbers
-from side_by_side import memory_of
+from peak import peak_of_first_call
+from rich.console import Console
+from side_by_side import by_turns, summarize
 
 from whereformer.errors import InputError
-from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
+from whereformer.lab.recipe import Counts, Names
 from whereformer.lab.run import threads
 from whereformer.provenance import commit, machine, provenance, write_results
 
 LONG = 2048
 """With more tokens than this, the default batch is one sequence."""
+KEY = ("terms", "n", "batch", "heads", "head_dim", "dtype", "direction", "device", "threads", "way")
+"""The columns that identify a measurement; of two rows that have the same ones, the later one counts."""
+
+Row = dict[str, Any]
 
 
 def measure(case: Case, ways: Sequence[Way], device: torch.device, rounds: int) -> list[Row]:
@@ -50,49 +54,38 @@ def measure(case: Case, ways: Sequence[Way], device: torch.device, rounds: int) 
     rows: dict[Way, Row] = {}
     steps: dict[Way, Callable[[], object]] = {}
     problem = make_problem(case, device)
-    blank = Row(**vars(case), device=device.type, threads=torch.get_num_threads(), way="")
+    origin = {"device": device.type, "threads": torch.get_num_threads(), "note": "", "ratio": None}
     for way in (FLOOR, *(way for way in ways if way.does(case.terms))):
-        rows[way] = row = replace(blank, way=way.name, measured=date.today().isoformat(), commit=commit())
+        rows[way] = {**vars(case), **origin, "way": way.name, "measured": date.today().isoformat(), "commit": commit()}
         error = check(way, case.terms, case.head_dim, case.dtype, case.direction, device)
         if isinstance(error, str):
-            rows[way] = replace(row, note=error)
+            rows[way]["note"] = error
             continue
+        rows[way]["error"] = error
         try:
             step = make_step(way, problem)
             step()  # the first call compiles and fills caches
-            rows[way], steps[way] = replace(row, error=error, memory=memory_of(step, device)), step
+            rows[way]["memory"], steps[way] = peak_of_first_call(step, device), step
         except Exception as failure:  # another library's failure is also a result
-            rows[way] = replace(row, error=error, note=in_a_line(failure))
-    clock, order = Clock(device, blank.threads), random.Random(0)
-    seconds: dict[Way, list[float]] = {way: [] for way in steps}
-    for _ in range(rounds):
-        for way in order.sample(list(steps), len(steps)):
-            seconds[way].append(clock.seconds(steps[way]))
-    return [replace(row, **timings(seconds[way], seconds[FLOOR])) if way in steps else row for way, row in rows.items()]
+            rows[way]["note"] = in_a_line(failure)
+    clock = Clock(device, torch.get_num_threads())
+    seconds = by_turns({way: partial(clock.seconds, step) for way, step in steps.items()}, rounds)
+    for way, times in summarize(seconds, FLOOR).items():
+        rows[way] |= {"ratio": times.ratio, "lowest": times.lowest, "highest": times.highest}
+        rows[way] |= {"milliseconds": 1000 * times.seconds, "seconds": seconds[way]}
+    return list(rows.values())
 
 
-def timings(seconds: Sequence[float], floor: Sequence[float]) -> dict[str, Any]:
-    """Return a row's timings over all rounds; ``floor`` has plain attention's times in the same rounds."""
-    ratios = [own / plain for own, plain in zip(seconds, floor, strict=True)]
-    return {
-        "ratio": statistics.median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-        "milliseconds": 1000 * statistics.median(seconds),
-        "seconds": tuple(seconds),
-    }
-
-
-def shown(row: Row) -> str:
+def format_row(row: Row) -> str:
     """Return a row as a line: the ratio with its range, the time and the memory, or why there are none."""
-    case = f"{row.terms:9}{row.dtype:9} n={row.n:<6}{row.direction:9}{row.way:19}"
-    if row.milliseconds is None:
-        return f"{case}cannot: {row.note}"
-    memory = (row.memory or 0) / 2**20
-    return f"{case}{row.ratio:.2f} ({row.lowest:.2f}-{row.highest:.2f}) {row.milliseconds:9.3g} ms {memory:8.1f} MiB"
+    case = f"{row['terms']:9}{row['dtype']:9} n={row['n']:<6}{row['direction']:9}{row['way']:19}"
+    if row["ratio"] is None:
+        return f"{case}cannot: {row['note']}"
+    ratio = f"{row['ratio']:.2f} ({row['lowest']:.2f}-{row['highest']:.2f})"
+    return f"{case}{ratio} {row['milliseconds']:9.3g} ms {row['memory'] / 2**20:8.1f} MiB"
 
 
-def earlier(file: Path, origin: dict[str, Any]) -> list[Row]:
+def read_rows(file: Path, origin: dict[str, Any]) -> list[Row]:
     """Return the rows that a file of results already has.
 
     Raises:
@@ -101,11 +94,10 @@ def earlier(file: Path, origin: dict[str, Any]) -> list[Row]:
     if not file.exists():
         return []
     before = json.loads(file.read_text())
-    then, now = ({**found["machine"], **found["versions"]} for found in (before, origin))
-    if changed := [name for name in {**then, **now} if name != "threads" and then.get(name) != now.get(name)]:
+    old, new = ({**results["machine"], **results["versions"]} for results in (before, origin))
+    if changed := [name for name in {**old, **new} if name != "threads" and old.get(name) != new.get(name)]:
         raise InputError("out", f"{file} has results with another {', '.join(changed)}; choose another folder")
-    names = {field.name for field in fields(Row)}
-    return [Row(**{name: value for name, value in row.items() if name in names}) for row in before["rows"]]
+    return list(before["rows"])
 
 
 def folder_of(facts: dict[str, Any]) -> Path:
@@ -115,28 +107,28 @@ def folder_of(facts: dict[str, Any]) -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
-    """Time attention with positions in whereformer and in what people use today, relative to attention without them.
+class Attention(Benchmark):
+    """Time attention with positions in whereformer and in other libraries, relative to attention without positions.
 
     Everything takes hours on one core. You can measure in parts, because each run adds to the folder: --lengths 128,512
     first, then --lengths 2048 --no-peers.
     """
 
-    terms: Annotated[str, tyro.conf.arg(metavar="A,B,C")] = ",".join(POSITIONS)
-    """What positions add: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
+    terms: Annotated[Names, Among(KINDS)] = tuple(POSITIONS)
+    """Terms of positions: none, bias (a number per head and offset), t5, tisa, shaw (vectors for keys and values),
     inkling (16 numbers of each query meet vectors over offsets), deberta (vectors meet queries and keys), factors (a
     product of rank 66, as in TUPE), dense (a number per pair), or a bias in a batch of different lengths (padded), with
-    causal attention (causal) or where only every second token is a query (funnel). Also what attention offers besides:
+    causal attention (causal) or where only every second token is a query (funnel). Also other options of attention:
     window (128 tokens on each side), grouped (four heads share keys), lse, softcap, sinks and varlen (different lengths
     without padding)."""
 
-    lengths: Annotated[str, tyro.conf.arg(metavar="N,N")] = "128,512,2048"
+    lengths: Counts = (128, 512, 2048)
     """Tokens in a sequence."""
 
-    dtypes: Annotated[str, tyro.conf.arg(metavar="A,B")] = "float32,bfloat16"
+    dtypes: Annotated[Names, Among(DTYPES)] = ("float32", "bfloat16")
     """float32, bfloat16 or float16."""
 
-    backends: Annotated[str, tyro.conf.arg(metavar="A,B")] = "auto,blockwise"
+    backends: Names = ("auto", "blockwise")
     """Backends of whereformer.attention: "auto" chooses one for each call, "blockwise" needs no compiler."""
 
     peers: bool = True
@@ -160,37 +152,36 @@ class Attention:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute. "auto" is a GPU if there is one."""
 
-    out: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None
+    out: Path | None = None  # type: ignore[assignment]
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
     def cases(self) -> Iterator[Case]:
-        """Yield the cases in the order in which they are measured."""
-        for dtype in listed("dtypes", self.dtypes, list(DTYPES)):
-            for kind in listed("terms", self.terms, list(KINDS)):
-                for n in listed_numbers("lengths", self.lengths, 1, 10_000_000):
+        """Yield the cases in the order of their measurement."""
+        for dtype in self.dtypes:
+            for kind in self.terms:
+                for n in self.lengths:
                     batch = self.batch or (4 if n <= LONG else 1)
                     for direction in ("forward", "training"):
                         yield Case(kind, n, batch, self.heads, self.head_dim, dtype, direction)
 
-    def run(self) -> None:
+    def run(self, console: Console) -> None:
         """Measure all cases, and write the results after each."""
         device = find_device(self.device)
         out = self.out or folder_of(machine(device))
-        rows = {row.key: row for row in earlier(out / "results.json", provenance(device))}
-        ways = [*map(backend, listed("backends", self.backends)), *TORCH, *(PEERS if self.peers else ())]
+        rows = {_key(row): row for row in read_rows(out / "results.json", provenance(device))}
+        ways = [*map(backend, self.backends), *TORCH, *(PEERS if self.peers else ())]
         with threads(self.threads):
             for case in self.cases():
-                found = measure(case, ways, device, self.rounds)
-                rows |= {row.key: row for row in found}
-                print(*map(shown, found), sep="\n", flush=True)
-                write_results(out / "results.json", {"rows": list(map(asdict, rows.values()))}, device)
-        for file, picture in plot(list(rows.values())).items():
-            write_atomically(out / file, picture)
-        print(write_goals(list(rows.values()), out / "goals.md"))
+                measured = measure(case, ways, device, self.rounds)
+                rows |= {_key(row): row for row in measured}
+                print(*map(format_row, measured), sep="\n", flush=True)
+                write_results(out / "results.json", {"rows": list(rows.values())}, device)
+        print(write_goals(rows.values(), out / "goals.md"))
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in KEY)
 
 
 if __name__ == "__main__":
-    try:
-        tyro.cli(Attention).run()
-    except InputError as error:
-        raise SystemExit(str(error)) from None
+    main(Attention)

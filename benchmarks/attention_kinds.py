@@ -1,4 +1,4 @@
-"""What benchmarks of attention time: kinds of terms, and the random tensors of each case."""
+"""The kinds of terms that benchmarks of attention time, and the random tensors of each case."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from whereformer.kernels import (
     DenseBias,
+    DistanceDecay,
     FactorPair,
     OffsetBias,
     OffsetKeys,
@@ -39,7 +40,7 @@ DEBERTA_BUCKETS = 256
 FACTOR_RANK = 66
 WINDOW = 128
 SOFTCAP = 50.0
-SHORTEST = 0.4
+MIN_LENGTH = 0.4
 """The length of the shortest of sequences that differ in length, as a share of the longest; others lie between."""
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -70,8 +71,8 @@ class BenchProblem:
 
     Args:
         case: the case.
-        query, key, value: (batch, heads, n, head_dim) each.
-        parameters: what training needs the gradients of besides. Tables are always float32, because their gradients
+        query, key, value: each of shape (batch, heads, n, head_dim).
+        parameters: other tensors whose gradients training needs. Tables are always float32, because their gradients
             are sums over very many pairs.
         make_terms: makes the terms from the parameters.
         options: further arguments of :func:`whereformer.attention`.
@@ -87,7 +88,7 @@ class BenchProblem:
 
     @property
     def terms(self) -> Terms:
-        """The terms, made anew from the parameters as a model does in each forward."""
+        """The terms, made again from the parameters as a model does in each forward."""
         return self.make_terms(self.parameters)
 
     @property
@@ -100,7 +101,7 @@ class BenchProblem:
         return attention(self.query, self.key, self.value, self.terms, **self.options, backend=backend)
 
     def sdpa(self, bias: Tensor | None = None) -> Tensor:
-        """Compute torch's attention, with a bias instead of what the options say about masks."""
+        """Compute torch's attention, with a bias in place of the options about masks."""
         mask = self.options.get("key_mask")
         return functional.scaled_dot_product_attention(
             self.query,
@@ -123,8 +124,8 @@ class BenchProblem:
 
     def plain(self) -> Self:
         """Return the same content without terms, causality and other options; padding stays."""
-        kept = {name: value for name, value in self.options.items() if name == "key_mask"}
-        return replace(self.without_terms(), options=kept)
+        padding = {name: value for name, value in self.options.items() if name == "key_mask"}
+        return replace(self.without_terms(), options=padding)
 
     def exact(self) -> Self:
         """Return the same problem in float64."""
@@ -132,7 +133,7 @@ class BenchProblem:
         def exact(tensor: Tensor) -> Tensor:
             return tensor.detach().double().requires_grad_(tensor.requires_grad)
 
-        parameters = {name: exact(each) for name, each in self.parameters.items()}
+        parameters = {name: exact(tensor) for name, tensor in self.parameters.items()}
         query, key, value = map(exact, (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value, parameters=parameters)
 
@@ -142,10 +143,8 @@ class WithLse(BenchProblem):
     """The log of each row's sum of exponentials is returned, too."""
 
     def attend(self, backend: str) -> Tensor:
-        found, _ = attention(
-            self.query, self.key, self.value, self.terms, **self.options, return_lse=True, backend=backend
-        )
-        return found
+        options = {**self.options, "return_lse": True, "backend": backend}
+        return attention(self.query, self.key, self.value, self.terms, **options)[0]
 
 
 @dataclass(frozen=True)
@@ -165,8 +164,8 @@ class Packed(BenchProblem):
 
     def attend(self, backend: str) -> Tensor:
         query, key, value = (rows[0].transpose(0, 1) for rows in (self.query, self.key, self.value))
-        found = attention_varlen(query, key, value, self.terms, cu_seqlens_q=self.starts, backend=backend)
-        return found.transpose(0, 1).unsqueeze(0)
+        out = attention_varlen(query, key, value, self.terms, cu_seqlens_q=self.starts, backend=backend)
+        return out.transpose(0, 1).unsqueeze(0)
 
     def sdpa(self, bias: Tensor | None = None) -> Tensor:
         sequences = zip(*(rows.split(self.lengths, 2) for rows in (self.query, self.key, self.value)), strict=True)
@@ -180,7 +179,7 @@ class Kind:
     Args:
         draw: draws a case's random parameters.
         terms: makes the terms from such parameters.
-        adapt: changes a problem, for what is not a term.
+        adapt: changes a problem, for options that are not terms.
     """
 
     draw: Callable[[Case], Parameters] = lambda case: {}
@@ -206,7 +205,7 @@ def _draw_inkling(case: Case) -> Parameters:
 
 
 def _inkling(parameters: Parameters) -> Terms:
-    # Keys to the right and those that are farther get nothing.
+    # Keys to the right and farther keys get nothing.
     table = functional.pad(parameters["profiles"], (0, 0, 1, 1))
     return (OffsetKeys(table, -INKLING_EXTENT, query_factors=parameters["query_factors"]),)
 
@@ -224,30 +223,28 @@ def _deberta_rows(device: torch.device) -> Tensor:
     return torch.tensor([table_row(offset, DEBERTA_BUCKETS, DEBERTA_REACH) for offset in offsets], device=device)
 
 
-def lengths(case: Case) -> Tensor:
-    """Return the lengths of sequences that differ in length, (batch,)."""
-    shares = torch.linspace(1, SHORTEST, case.batch) if case.batch > 1 else torch.tensor([(1 + SHORTEST) / 2])
-    return (shares * case.n).ceil().long()
+def _token_mask(problem: BenchProblem) -> Tensor:
+    """Return the mask of sequences that differ in length, (batch, n)."""
+    n, batch = problem.case.n, problem.case.batch
+    shares = torch.linspace(1, MIN_LENGTH, batch) if batch > 1 else torch.tensor([(1 + MIN_LENGTH) / 2])
+    return (torch.arange(n) < (shares * n).ceil().unsqueeze(-1)).to(problem.query.device)
 
 
 def _pad(problem: BenchProblem) -> BenchProblem:
-    mask = torch.arange(problem.case.n) < lengths(problem.case).unsqueeze(-1)
-    return replace(problem, options={"key_mask": mask.to(problem.query.device)})
+    return replace(problem, options={"key_mask": _token_mask(problem)})
 
 
-def _with(kind: type[BenchProblem], problem: BenchProblem, **more: Any) -> BenchProblem:
-    return kind(**{**vars(problem), **more})
+def _with(kind: type[BenchProblem], problem: BenchProblem, **fields: Any) -> BenchProblem:
+    return kind(**{**vars(problem), **fields})
 
 
 def _pack(problem: BenchProblem) -> BenchProblem:
-    found = lengths(problem.case)
+    mask = _token_mask(problem)
     packed = {
-        name: torch.cat([rows[:, :length] for rows, length in zip(getattr(problem, name), found, strict=True)], 1)
-        for name in ("query", "key", "value")
+        name: getattr(problem, name).transpose(1, 2)[mask].transpose(0, 1)[None] for name in ("query", "key", "value")
     }
-    packed = {name: rows.unsqueeze(0) for name, rows in packed.items()}
-    starts = torch.tensor([0, *found.cumsum(0)], dtype=torch.int32, device=problem.query.device)
-    return _with(Packed, problem, **packed, lengths=found.tolist(), starts=starts)
+    starts = torch.tensor([0, *mask.sum(1).cumsum(0)], dtype=torch.int32, device=mask.device)
+    return _with(Packed, problem, **packed, lengths=mask.sum(1).tolist(), starts=starts)
 
 
 def _share_keys(problem: BenchProblem) -> BenchProblem:
@@ -267,7 +264,7 @@ def _draw_dense(case: Case) -> dict[str, Tensor]:
 
 FREE = Kind(
     lambda case: {"table": torch.randn(case.heads, 2 * case.n - 1)},
-    lambda given: (OffsetBias(given["table"], -(given["table"].shape[1] // 2)),),
+    lambda tensors: (OffsetBias(tensors["table"], -(tensors["table"].shape[1] // 2)),),
 )
 """A number for each head and offset."""
 
@@ -276,7 +273,7 @@ KINDS = {
     "bias": FREE,
     "t5": Kind(
         lambda case: {"weight": torch.randn(case.heads, 32)},
-        lambda given: (OffsetBias(given["weight"][:, _t5_buckets(given["weight"].device)], -T5_REACH),),
+        lambda tensors: (OffsetBias(tensors["weight"][:, _t5_buckets(tensors["weight"].device)], -T5_REACH),),
     ),
     "tisa": Kind(
         lambda case: {
@@ -284,23 +281,23 @@ KINDS = {
             "sharpness": 0.1 + torch.rand(case.heads, TISA_KERNELS),
             "center": 5 * torch.randn(case.heads, TISA_KERNELS).tanh(),
         },
-        lambda given: (OffsetBias(tisa_curve(given, TISA_REACH), -TISA_REACH),),
+        lambda tensors: (OffsetBias(tisa_curve(tensors, TISA_REACH), -TISA_REACH),),
     ),
     "shaw": Kind(
         lambda case: {name: torch.randn(1, 2 * SHAW_CLIP + 1, case.head_dim) for name in ("keys", "values")},
-        lambda given: (OffsetKeys(given["keys"], -SHAW_CLIP), OffsetValues(given["values"], -SHAW_CLIP)),
+        lambda tensors: (OffsetKeys(tensors["keys"], -SHAW_CLIP), OffsetValues(tensors["values"], -SHAW_CLIP)),
     ),
     "factors": Kind(
         lambda case: {
             name: (FACTOR_RANK**-0.25 * torch.randn(1, case.heads, case.n, FACTOR_RANK)).to(DTYPES[case.dtype])
             for name in ("query_factors", "key_factors")
         },
-        lambda given: (FactorPair(**given),),
+        lambda tensors: (FactorPair(**tensors),),
     ),
     "padded": replace(FREE, adapt=_pad),
     "causal": Kind(
         lambda case: {"table": torch.randn(case.heads, case.n)},
-        lambda given: (OffsetBias(given["table"], 1 - given["table"].shape[1]),),
+        lambda tensors: (OffsetBias(tensors["table"], 1 - tensors["table"].shape[1]),),
         partial(replace, options={"causal": True}),
     ),
     "inkling": Kind(_draw_inkling, _inkling),
@@ -310,8 +307,16 @@ KINDS = {
         },
         _deberta,
     ),
-    "dense": Kind(_draw_dense, lambda given: (DenseBias(given["scores"]),)),
+    "dense": Kind(_draw_dense, lambda tensors: (DenseBias(tensors["scores"]),)),
     "funnel": replace(FREE, adapt=_pool),
+    "mirror": Kind(
+        lambda case: {"table": torch.randn(1, 2 * SHAW_CLIP + 1, case.head_dim)},
+        lambda tensors: (OffsetQueries(tensors["table"], -SHAW_CLIP),),
+    ),
+    "decay": Kind(
+        lambda case: {name: torch.randn(case.batch, case.heads, case.n) for name in ("query_levels", "key_levels")},
+        lambda tensors: (DistanceDecay(*tensors.values()),),
+    ),
     "window": Kind(adapt=partial(replace, options={"window": WINDOW})),
     "grouped": replace(FREE, adapt=_share_keys),
     "lse": replace(FREE, adapt=partial(_with, WithLse)),

@@ -1,16 +1,15 @@
-"""What people use for attention with positions today, as ways to time beside this library's.
+"""Other code for attention with positions that people use today, as ways to time next to this library's.
 
 - ``t5:transformers``: T5's bias from transformers' own buckets, added to a full matrix of scores.
-- ``t5:x-transformers``: its RelativePositionBias and Attend; needs ``pip install x-transformers==2.31.10``.
-- ``tisa:eager``: TISA's kernels as a bias for every pair, added to a full matrix of scores, as in the paper.
 - ``shaw:tensor2tensor``: (n, n, head_dim) tensors of vectors, as in tensor2tensor.
 - ``flex``: FlexAttention, compiled, with the table captured by its score_mod, or with a block mask for the window.
-- ``eager``: a bias, soft caps and sinks by the formula in plain PyTorch, as Hugging Face's models have it.
+- ``eager``: soft caps and sinks by the formula in plain PyTorch, as in Hugging Face's models.
 - ``repeated``: keys and values that heads share are repeated for each of them.
 - ``padded``: sequences are padded to one length and taken out of the result again.
 
-What doesn't depend on parameters (buckets, indices) is computed before timing, because a model could keep it, unless
-the library itself computes it in each forward. All ways get the same parameters as ours and must give the same result.
+Buckets and indices, which don't depend on parameters, are computed before timing, because a model could keep them,
+unless the library itself computes them in each forward. All ways get the same parameters as ours and must give the same
+result.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from attention_kinds import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, Packed, tisa_curve
+from attention_kinds import SHAW_CLIP, SOFTCAP, WINDOW, BenchProblem, Packed
 from attention_ways import Way, gather
 from torch import Tensor
 
@@ -27,46 +26,19 @@ from whereformer import OffsetBias, attention
 Compute = Callable[[], Tensor]
 
 
-def eager(problem: BenchProblem, bias: Tensor) -> Tensor:
-    """Attention with a full matrix of scores, as in Hugging Face's models."""
-    scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5 + bias
-    return scores.softmax(-1) @ problem.value
+def scores_of(problem: BenchProblem) -> Tensor:
+    """Return the full matrix of scores, as in Hugging Face's models."""
+    return problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5
 
 
 def t5_transformers(problem: BenchProblem) -> Compute:
     from transformers.models.t5.modeling_t5 import T5Attention
 
     buckets = T5Attention._relative_position_bucket(problem.offsets(), True, 32, 128)
-    return lambda: eager(problem, gather(problem.parameters["weight"], buckets, problem.query.dtype))
-
-
-def t5_x_transformers(problem: BenchProblem) -> Compute:
-    import warnings
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it scripts functions, which is deprecated in torch
-        from x_transformers.attend import Attend
-        from x_transformers.x_transformers import RelativePositionBias
-
-    module = RelativePositionBias(1, causal=False, num_buckets=32, max_distance=128, heads=problem.case.heads)
-    module.to(problem.query.device)
-    attend = Attend(heads=problem.case.heads, flash=False)
 
     def compute() -> Tensor:
-        weight = {"relative_attention_bias.weight": problem.parameters["weight"].t()}
-        bias = torch.func.functional_call(module, weight, (problem.case.n, problem.case.n))
-        out, _ = attend(problem.query, problem.key, problem.value, attn_bias=bias.to(problem.query.dtype))
-        return out
-
-    return compute
-
-
-def tisa_eager(problem: BenchProblem) -> Compute:
-    columns = problem.offsets() + problem.case.n - 1
-
-    def compute() -> Tensor:
-        curve = tisa_curve(problem.parameters, problem.case.n - 1)
-        return eager(problem, gather(curve, columns, problem.query.dtype))
+        bias = gather(problem.parameters["weight"], buckets, problem.query.dtype)
+        return (scores_of(problem) + bias).softmax(-1) @ problem.value
 
     return compute
 
@@ -113,16 +85,12 @@ def flex(problem: BenchProblem) -> Compute:
 
 
 def eager_softcap(problem: BenchProblem) -> Compute:
-    def compute() -> Tensor:
-        scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5
-        return ((scores / SOFTCAP).tanh() * SOFTCAP).softmax(-1) @ problem.value
-
-    return compute
+    return lambda: ((scores_of(problem) / SOFTCAP).tanh() * SOFTCAP).softmax(-1) @ problem.value
 
 
 def eager_sinks(problem: BenchProblem) -> Compute:
     def compute() -> Tensor:
-        scores = problem.query @ problem.key.transpose(-1, -2) * problem.case.head_dim**-0.5
+        scores = scores_of(problem)
         sinks = problem.parameters["sinks"].to(scores.dtype)[:, None, None].expand(*scores.shape[:3], 1)
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1] @ problem.value
 
@@ -150,22 +118,14 @@ def padded(problem: BenchProblem) -> Compute:
         return batch.transpose(1, 2)
 
     def compute() -> Tensor:
-        found = attention(pad(problem.query), pad(problem.key), pad(problem.value), problem.terms, key_mask=mask)
-        return found.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0)
+        out = attention(pad(problem.query), pad(problem.key), pad(problem.value), problem.terms, key_mask=mask)
+        return out.transpose(1, 2)[mask].transpose(0, 1).unsqueeze(0)
 
     return compute
 
 
-def eager_bias(problem: BenchProblem) -> Compute:
-    columns = problem.offsets() + problem.case.n - 1
-    return lambda: eager(problem, gather(problem.parameters["table"], columns, problem.query.dtype))
-
-
 PEERS = (
-    Way("eager", eager_bias, ("bias",)),
     Way("t5:transformers", t5_transformers, ("t5",)),
-    Way("t5:x-transformers", t5_x_transformers, ("t5",)),
-    Way("tisa:eager", tisa_eager, ("tisa",)),
     Way("shaw:tensor2tensor", shaw_tensor2tensor, ("shaw",)),
     Way("flex", flex, ("bias", "t5", "tisa", "window")),
     Way("eager", eager_softcap, ("softcap",)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import cache, partial
 
@@ -13,7 +13,6 @@ from attention_kinds import DTYPES, WINDOW, BenchProblem, Case, make_problem
 from torch import Tensor
 
 from whereformer.kernels import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, Term
-from whereformer.kernels.backend_choice import BACKENDS
 from whereformer.kernels.terms import TABLES
 
 CHECKED_LENGTH = 160
@@ -32,7 +31,7 @@ class Way:
         prepare: precomputes what doesn't depend on parameters, and returns a function that returns the output. Both may
             raise.
         kinds: the kinds of terms that it can compute; None for all.
-        simplify: makes the problem that it computes instead of the case's, and is checked on.
+        simplify: makes the problem that it computes, and is checked on, from the case's problem.
     """
 
     name: str
@@ -76,15 +75,15 @@ def _prepare_dense(problem: BenchProblem) -> Callable[[], Tensor]:
     del offsets
 
     def bias() -> Tensor:
-        first, *more = (_added(problem, *pair) for pair in zip(problem.terms, columns, strict=True))
-        total = sum(more, first)
+        first, *rest = (_added(problem, *pair) for pair in zip(problem.terms, columns, strict=True))
+        total = sum(rest, first)
         return total if forbidden is None else total.masked_fill(forbidden, -math.inf)
 
     return lambda: problem.sdpa(bias())
 
 
 def _added(problem: BenchProblem, term: Term, columns: Tensor) -> Tensor:
-    """Return what a term adds to each score, (batch or 1, heads, n_q, n), given each pair's column in its table."""
+    """Return a term's part of the scores, (batch or 1, heads, n_q, n), from each pair's column in its table."""
     dtype = problem.query.dtype
     match term:
         case OffsetBias():
@@ -96,8 +95,8 @@ def _added(problem: BenchProblem, term: Term, columns: Tensor) -> Tensor:
                 rows = (problem.key if of_queries else problem.query) * problem.query.shape[3] ** -0.5
             per_offset = rows @ term.table.to(rows.dtype).mT
             columns = (columns.T if of_queries else columns).expand(*per_offset.shape[:2], -1, -1)
-            found = per_offset.gather(-1, columns)
-            return found.mT if of_queries else found
+            added = per_offset.gather(-1, columns)
+            return added.mT if of_queries else added
         case FactorPair():
             return (term.query_factors @ term.key_factors.transpose(-1, -2)).to(dtype)
         case _:
@@ -105,10 +104,7 @@ def _added(problem: BenchProblem, term: Term, columns: Tensor) -> Tensor:
 
 
 FLOOR = Way("sdpa", lambda problem: problem.sdpa, simplify=BenchProblem.plain)
-"""Torch's attention over all keys, without positions, which all other ways are compared with."""
-
-CAUSAL = Way("sdpa:causal", lambda problem: problem.sdpa, ("causal",), BenchProblem.without_terms)
-"""Torch's causal attention without positions."""
+"""Torch's attention over all keys, without positions, the unit of all times."""
 
 
 def _window_bias(problem: BenchProblem) -> Callable[[], Tensor]:
@@ -119,7 +115,7 @@ def _window_bias(problem: BenchProblem) -> Callable[[], Tensor]:
 
 SCORES = ("bias", "t5", "tisa", "factors", "padded", "causal", "inkling", "deberta", "funnel", "grouped")
 DENSE = Way("sdpa+bias", _prepare_dense, SCORES)
-"""Torch's attention with the terms as a dense bias, which is what most people do today."""
+"""Torch's attention with the terms as a dense bias, as in most code today."""
 
 TORCH = (
     DENSE,
@@ -161,16 +157,17 @@ def check(way: Way, kind: str, head_dim: int, dtype: str, direction: str, device
     case = Case(kind, CHECKED_LENGTH, 2, 2, head_dim, dtype, direction)
     problem = way.simplify(make_problem(case, device))
     try:
-        found = make_step(way, problem)()
+        tensors = make_step(way, problem)()
     except Exception as error:  # another library's failure is also a result
         return in_a_line(error)
-    wanted = make_step(backend("reference"), problem.exact())()
+    exact = make_step(backend("reference"), problem.exact())()
     worst = 0.0
-    for name, got, want in zip(("output", "query", "key", "value", *problem.parameters), found, wanted, strict=False):
-        if got.shape != want.shape:
-            return f"wrong: {name} has shape {tuple(got.shape)}, not {tuple(want.shape)}"
-        size, off = float(want.norm()), float((got.to(want) - want).norm())
-        share = off / size if size else off
+    names = ("output", "query", "key", "value", *problem.parameters)
+    for name, actual, expected in zip(names, tensors, exact, strict=False):
+        if actual.shape != expected.shape:
+            return f"wrong: {name} has shape {tuple(actual.shape)}, not {tuple(expected.shape)}"
+        size, difference = float(expected.norm()), float((actual.to(expected) - expected).norm())
+        share = difference / size if size else difference
         if not share <= TOLERANCE[dtype]:
             return f"wrong: {'' if name == 'output' else 'gradient of '}{name} is off by {share:.1e} of its size"
         worst = max(worst, share)
@@ -184,7 +181,7 @@ def in_a_line(error: Exception) -> str:
     return text if len(text) <= 200 else text[:197] + "..."
 
 
-SHORTEST_MEASUREMENT = 0.02
+MIN_MEASUREMENT = 0.02
 """Seconds. Calls that take less time are repeated within a measurement."""
 
 
@@ -200,9 +197,9 @@ class Clock:
         calls = 1
         while True:
             elapsed = self._elapsed(step, calls)
-            if elapsed >= SHORTEST_MEASUREMENT:
+            if elapsed >= MIN_MEASUREMENT:
                 return elapsed / calls
-            calls = math.ceil(calls * min(1000.0, 1.2 * SHORTEST_MEASUREMENT / max(elapsed, 1e-9)))
+            calls = math.ceil(calls * min(1000.0, 1.2 * MIN_MEASUREMENT / max(elapsed, 1e-9)))
 
     def _elapsed(self, step: Callable[[], object], calls: int) -> float:
         if self.device.type == "cuda":
@@ -218,47 +215,3 @@ class Clock:
         for _ in range(calls):
             step()
         return self.now() - started
-
-
-@dataclass(frozen=True)
-class Row(Case):
-    """The measurements of one way on one case.
-
-    Args:
-        device, threads: "cpu" or "cuda", and torch's number of threads.
-        way: the way's name.
-        ratio, lowest, highest: median and range of time relative to plain attention; None if it wasn't timed.
-        milliseconds: median time of a call.
-        memory: peak memory in bytes, beyond the inputs.
-        error: the largest relative error of output and gradients at the small length.
-        note: why something is missing, or empty.
-        measured: the date.
-        commit: the commit that was measured, see :func:`whereformer.provenance.commit`.
-        seconds: time of a call in each round.
-    """
-
-    device: str
-    threads: int
-    way: str
-    ratio: float | None = None
-    lowest: float | None = None
-    highest: float | None = None
-    milliseconds: float | None = None
-    memory: int | None = None
-    error: float | None = None
-    note: str = ""
-    measured: str = ""
-    commit: str | None = None
-    seconds: tuple[float, ...] = ()
-
-    @property
-    def key(self) -> tuple[str | int, ...]:
-        """Identifies the measurement: rows with the same key are the same measurement at different times."""
-        case = (self.terms, self.n, self.batch, self.heads, self.head_dim, self.dtype, self.direction)
-        return (*case, self.device, self.threads, self.way)
-
-
-def shown_backend(rows: Sequence[Row]) -> str:
-    """Return the backend to show: "auto" if it was measured."""
-    measured = {row.way for row in rows}
-    return next((name for name in BACKENDS if name in measured), "auto")

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-import tyro
-from lists import listed_numbers
+from benchmark import Benchmark, main
 from parts import spread
 from rich.console import Console
 from rich.table import Table
@@ -25,43 +24,38 @@ from torch import Tensor
 from whereformer import EncoderForMaskedLM, load_pretrained
 from whereformer.analysis import distill_positions
 from whereformer.analysis.held_out import lm_score
-from whereformer.cli.main import execute
 from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
 from whereformer.data.streams import Stream
 from whereformer.data.windows import HELD_OUT_RATE, mask_tokens
 from whereformer.errors import InputError
 from whereformer.lab.loading import quiet_transformers
-from whereformer.provenance import write_results
+from whereformer.lab.recipe import Counts, Range
 
 BATCH_TOKENS = 2048
 
 
-@dataclass(frozen=True)
-class Distilled:
+@dataclass(frozen=True, kw_only=True)
+class Distilled(Benchmark):
     """Measure the masked-LM loss of models whose position embeddings were turned into kernels."""
 
-    models: Annotated[list[Path], tyro.conf.arg(metavar="FOLDER")]
-    """Models with position embeddings and a masked-LM head."""
-    data: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    models: tuple[Path, ...]
+    """Folders of models with position embeddings and a masked-LM head."""
+    data: tuple[str, ...]
     """The text that the models were trained on."""
-    kernels: str = "1,2,3,5,8"
+    kernels: Annotated[Counts, Range(1, 64)] = (1, 2, 3, 5, 8)
     """Numbers of kernels per head."""
-    longer: str = "128,256"
+    longer: Annotated[Counts, Range(3, 2**20)] = (128, 256)
     """Tokens in the longer windows."""
     fit_tokens: int = 32768
     """Number of tokens that kernels are fitted to."""
     held_out_tokens: int = 65536
     """Number of tokens in the held-out windows."""
     out: Path = Path("runs/distilled")
-    """Folder for results.json and for the text in tokens."""
 
-    def run(self, console: Console) -> None:
-        """Measure all variants of all models, then print and write the losses."""
-        torch.set_num_threads(1)
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Measure all variants of all models, then print the losses."""
         results = {str(path): self._measure(path) for path in self.models}
-        settings = {"fit_tokens": self.fit_tokens, "held_out_tokens": self.held_out_tokens}
-        write_results(self.out / "results.json", {"settings": settings, "models": results})
         table = Table("variant", "parameters of positions", "masked-LM loss by tokens in a window")
         for variant, measured in next(iter(results.values())).items():
             losses = (
@@ -70,6 +64,7 @@ class Distilled:
             )
             table.add_row(variant, str(measured["numbers"]), ", ".join(losses))
         console.print(table)
+        return {"settings": self.settings("models", "data", "kernels", "longer"), "models": results}
 
     def _measure(self, path: Path) -> dict[str, dict[str, Any]]:
         """Return the number of position parameters and the losses of each variant, by the tokens in a window."""
@@ -81,10 +76,10 @@ class Distilled:
             "as trained": self._variant(teacher, text, [length]),
             "without positions": self._variant(_load(path, "none"), text, [length]),
         }
-        for count in listed_numbers("kernels", self.kernels, 1, 64):
+        for count in self.kernels:
             student, windows = _load(path, "tisa", num_kernels=count), fitting()
             fit = distill_positions(teacher.encoder, student.encoder, windows, _rows_per_batch(windows))
-            lengths = [length, *listed_numbers("longer", self.longer, 3, 2**20)]
+            lengths = [length, *self.longer]
             variants[f"S={count}"] = {
                 **self._variant(student, text, lengths),
                 "explained": fit.explained.tolist(),
@@ -98,7 +93,7 @@ class Distilled:
             masked = mask_tokens(windows, HELD_OUT_RATE, text.vocabulary, torch.Generator().manual_seed(0))
             batches = zip(*(part.split(_rows_per_batch(windows)) for part in masked), strict=True)
             losses[length] = lm_score(model, ({"input_ids": ids, "labels": labels} for ids, labels in batches)).loss
-        return {"numbers": sum(each.numel() for each in model.encoder.position.parameters()), "losses": losses}
+        return {"numbers": sum(tensor.numel() for tensor in model.encoder.position.parameters()), "losses": losses}
 
 
 def _load(path: Path, position: str | None = None, **options: Any) -> EncoderForMaskedLM:
@@ -124,4 +119,4 @@ def _windows(stream: Stream, text: EncodedText, length: int, tokens: int) -> Ten
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Distilled))
+    main(Distilled)

@@ -1,71 +1,77 @@
-"""Measure the errors of the output and of every gradient against float64, beside those of torch's own attention.
+"""Measure the errors of the output and of every gradient against float64, relative to torch's own attention.
 
-An error is the root mean square of the difference from the reference in float64, over that of the reference. Each is
-divided by the error of torch's attention without positions in the same dtype: outputs by that of outputs, gradients of
-query, key and value by their own, and gradients of tables by that of values. The table has the largest quotient of
-each kind of terms, and what it belongs to. The goals are 2 in float32 and 1.25 in bfloat16. In bfloat16 all inputs are
-rounded to it, but tables are float32, as in models under autocast.
+An error is the root mean square of the difference from the reference in float64, over the root mean square of the
+reference. Each is divided by the error of torch's attention without positions in the same dtype: the output's by the
+output's, a gradient's by the gradient's of the same tensor, and a table's by the values'. The table has the largest
+quotient of each kind of terms, and the tensor that it belongs to. The goals are 2 in float32 and 1.25 in bfloat16. In
+bfloat16 all inputs are rounded to it, but tables are float32, as in models under autocast.
 
 Run: python benchmarks/exactness.py [--lengths 128,700] [--kinds none,bias,...] [--out FILE]
 """
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from attention_kinds import KINDS, Case, make_problem
 from attention_ways import FLOOR, Way, backend, make_step
+from benchmark import Among, Benchmark, main
+from rich.console import Console
 from torch import Tensor
 
-from whereformer.provenance import write_results
+from whereformer.lab.recipe import Counts, Names
 
 GOALS = {"float32": 2.0, "bfloat16": 1.25}
 CONTENT = ("output", "query", "key", "value")
 
 
-def error(got: Tensor, want: Tensor) -> float:
-    """Return the size of the difference, relative to that of what is wanted."""
-    return float((got.double() - want).norm() / want.norm())
+def error(actual: Tensor, expected: Tensor) -> float:
+    """Return the size of the difference, relative to the size of the expected tensor."""
+    return float((actual.double() - expected).norm() / expected.norm())
 
 
 def errors(way: Way, case: Case) -> dict[str, float]:
     """Return the error of the output and of every gradient of a way."""
     problem = way.simplify(make_problem(case, torch.device("cpu")))
-    wanted = make_step(backend("reference"), problem.exact())()
+    expected = make_step(backend("reference"), problem.exact())()
     names = (*CONTENT, *problem.parameters)
-    return dict(zip(names, map(error, make_step(way, problem)(), wanted), strict=True))
+    return dict(zip(names, map(error, make_step(way, problem)(), expected), strict=True))
 
 
 def quotients(case: Case) -> dict[str, float]:
-    """Return our errors divided by those of torch's attention without positions."""
+    """Return our errors divided by the errors of torch's attention without positions."""
     theirs = errors(FLOOR, case)
-    return {name: found / theirs.get(name, theirs["value"]) for name, found in errors(backend("auto"), case).items()}
+    return {name: error / theirs.get(name, theirs["value"]) for name, error in errors(backend("auto"), case).items()}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--lengths", default="128,700")
-    parser.add_argument("--kinds", default=",".join(KINDS))
-    parser.add_argument("--heads", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="file for the results, as JSON")
-    given = parser.parse_args()
-    torch.set_num_threads(1)
-    results: dict[str, dict[str, Any]] = {}
-    for dtype, most in GOALS.items():
-        for kind in given.kinds.split(","):
-            cells = []
-            for n in map(int, given.lengths.split(",")):
-                found = quotients(Case(kind, n, 2, given.heads, 64, dtype, "training"))
-                results.setdefault(f"{dtype} {kind}", {})[str(n)] = found
-                name = max(found, key=lambda name: found[name])
-                cells.append(f"{found[name]:5.2f} {name}{' (missed)' if found[name] > most else '':9}")
-            print(f"{dtype:9} {kind:8} " + " ".join(f"{cell:28}" for cell in cells) + f" goal {most:g}", flush=True)
-    if given.out is not None:
-        write_results(given.out, {"goals": GOALS, "quotients": results})
+@dataclass(frozen=True, kw_only=True)
+class Exactness(Benchmark):
+    """Measure errors of outputs and gradients relative to the errors of torch's attention."""
+
+    lengths: Counts = (128, 700)
+    """Numbers of tokens."""
+    kinds: Annotated[Names, Among(KINDS)] = tuple(KINDS)
+    """Kinds of terms."""
+    heads: int = 3
+    """Attention heads."""
+    out: Path = Path("runs/exactness.json")
+
+    def measure(self, console: Console) -> dict[str, Any]:
+        results: dict[str, dict[str, Any]] = {}
+        for dtype, goal in GOALS.items():
+            for kind in self.kinds:
+                cells = []
+                for n in self.lengths:
+                    ratios = quotients(Case(kind, n, 2, self.heads, 64, dtype, "training"))
+                    results.setdefault(f"{dtype} {kind}", {})[str(n)] = ratios
+                    name = max(ratios, key=lambda name: ratios[name])
+                    cells.append(f"{ratios[name]:5.2f} {name}{' (missed)' if ratios[name] > goal else '':9}")
+                print(f"{dtype:9} {kind:8} " + " ".join(f"{cell:28}" for cell in cells) + f" goal {goal:g}", flush=True)
+        return {"goals": GOALS, "quotients": results}
 
 
 if __name__ == "__main__":
-    main()
+    main(Exactness)

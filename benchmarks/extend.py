@@ -3,95 +3,89 @@
 Run: .venv/bin/python benchmarks/extend.py --model all-MiniLM-L6-v2 --extended runs/extend/posts-0 \\
      --documents 20newsgroups/train.parquet --pairs stsb/validation.parquet
 
-``--extended`` are folders that `whereformer extend` made from --model, such as those of several seeds. For each long
-document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
-document has the nearest vector of all. The documents' vectors are those of the original as it is, which reads the first
-tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all vectors of the shortest chunks;
-the original with its position embeddings repeated and windows, as `whereformer extend` begins, without training; and
-each extended model. Pairs of texts with a number for their similarity say, by the rank correlation of the cosines, how
-good the vectors of short texts are.
+``--extended`` are folders that `whereformer extend` made from --model, such as one for each of several seeds. For each
+long document, the original makes the vectors of passages from places spread evenly over it. A passage is found if its
+document has the nearest vector of all. The rows of the table are ways to make documents' vectors: the original as it
+is, which reads the first tokens only; the mean of its vectors of chunks, as long as it can read and shorter; all
+vectors of the shortest chunks; the original with its position embeddings repeated and windows, as `whereformer extend`
+begins, without training; and each extended model. Pairs of texts with a number for their similarity measure, by the
+rank correlation of the cosines, how good the vectors of short texts are.
 
-Every finished row is a file in --out and is not repeated. Writes results.json.
+Every finished row is a file in --out and is not repeated.
 """
 
 from __future__ import annotations
 
 import random
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import tyro
-from parts import kept
+from benchmark import Benchmark, main
+from parts import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from whereformer.analysis.metrics import METRICS
-from whereformer.cli.main import execute
 from whereformer.data import read
 from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
 from whereformer.lab.sentence_encoders import SentenceEncoder, lengthen, load_encoder
-from whereformer.provenance import write_results
 from whereformer.recipes.extend import chunk_means
 
-AS_IS, REPEATED = "as it is", "repeated, untrained"
-EACH = "a vector for each chunk"
+AS_IS, REPEATED, BY_CHUNK = "as it is", "repeated, untrained", "a vector for each chunk"
 
 
-@dataclass(frozen=True)
-class Extended:
+@dataclass(frozen=True, kw_only=True)
+class Extended(Benchmark):
     """Measure how well one vector of a long document finds the document's passages."""
 
     model: Path
     """The original's folder."""
-    documents: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    documents: tuple[str, ...]
     """Text with long documents."""
     pairs: Path
     """A table of pairs of texts, with columns sentence1, sentence2 and label."""
-    extended: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FOLDER")] = ()
+    extended: tuple[Path, ...] = ()
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     length: int = 1024
     """Tokens of a document that are read. Shorter documents are left out."""
     count: int = 150
     """Documents, drawn from all that are long enough."""
-    places: int = 7
+    passages: int = 7
     """Passages of a document."""
     passage: int = 64
     """Tokens of a passage."""
     chunks: tuple[int, ...] = (254, 128, 64)
-    """Tokens of a chunk, for a row of the table each."""
+    """Tokens of a chunk; each number has a row of the table."""
     threads: int = 1
     """Threads on the CPU."""
     out: Path = Path("runs/extend-benchmark")
-    """Folder for the results."""
 
-    def run(self, console: Console) -> None:
-        """Make the missing rows, then print and write all."""
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Make the missing rows, then print all."""
         torch.set_num_threads(self.threads)
         rows = {}
-        for name in (AS_IS, *self._sizes, EACH, REPEATED, *(folder.name for folder in self.extended)):
+        for name in (AS_IS, *self._sizes, BY_CHUNK, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
-            rows[name] = kept(file, self._settings, partial(self._scores, name))
+            rows[name] = keep(file, self._settings, partial(self._scores, name))
             console.print(f"{name}: found {rows[name]['found']:.3f}", highlight=False)
-        write_results(self.out / "results.json", {"settings": self._settings, "rows": rows})
         table = Table("vectors of documents", "pairs, Spearman", *(f"at {start}" for start in self._starts), "mean")
         for name, row in rows.items():
-            places = (f"{share:.3f}" for share in row["by_place"])
-            table.add_row(name, f"{row['spearman']:.4f}", *places, f"{row['found']:.3f} ± {row['error']:.3f}")
+            shares = (f"{share:.3f}" for share in row["by_place"])
+            table.add_row(name, f"{row['spearman']:.4f}", *shares, f"{row['found']:.3f} ± {row['error']:.3f}")
         console.print(table)
+        return {"settings": self._settings, "rows": rows}
 
     @property
     def _settings(self) -> dict[str, Any]:
-        kept_out = ("model", "documents", "pairs", "extended", "threads", "out")
-        sizes = {name: value for name, value in asdict(self).items() if name not in kept_out}
-        return {**sizes, "chunks": list(self.chunks), "starts": self._starts}
+        return self.settings("model", "documents", "pairs", "extended", "threads") | {"starts": self._starts}
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -102,7 +96,7 @@ class Extended:
     def _starts(self) -> list[int]:
         """The first token of each passage of a document."""
         room = self.length - 2 - self.passage
-        return [round(room * (place + 0.5) / self.places) for place in range(self.places)]
+        return [round(room * (index + 0.5) / self.passages) for index in range(self.passages)]
 
     def _scores(self, name: str) -> dict[str, Any]:
         """Return how well the vectors of a row of the table do, and the CPU time that the documents took."""
@@ -110,13 +104,13 @@ class Extended:
         began = time.process_time()
         if name in self._sizes:
             vectors = chunk_means(student, rows, self._sizes[name])
-        elif name == EACH:
+        elif name == BY_CHUNK:
             chunks = rows.split(min(self.chunks), dim=1)
             vectors = torch.stack([_vectors(student, list(chunk)) for chunk in chunks], 1).flatten(0, 1)
         else:
             vectors = _vectors(student, list(rows[:, : student.limit - 2]))
         seconds = time.process_time() - began
-        # Of all vectors, one is nearest to each of the passages, (documents, places, hidden_size).
+        # Of all vectors, one is nearest to each of the passages, (documents, passages, hidden_size).
         nearest = (self._passages @ vectors.T).argmax(-1) // (len(vectors) // len(rows))
         right = (nearest == torch.arange(len(rows))[:, None]).double()
         by_document = right.mean(1)
@@ -129,7 +123,7 @@ class Extended:
         }
 
     def _encoder(self, name: str) -> SentenceEncoder:
-        if name in (AS_IS, EACH, *self._sizes):
+        if name in (AS_IS, BY_CHUNK, *self._sizes):
             return self._teacher
         if name == REPEATED:
             return lengthen(self._teacher, self.length)
@@ -154,21 +148,20 @@ class Extended:
 
     @cached_property
     def _passages(self) -> Tensor:
-        """The original's vectors of passages, (count, places, hidden_size)."""
+        """The original's vectors of passages, (count, passages, hidden_size)."""
         parts = [row[start : start + self.passage] for row in self._rows for start in self._starts]
-        return _vectors(self._teacher, parts).view(len(self._rows), self.places, -1)
+        return _vectors(self._teacher, parts).view(len(self._rows), self.passages, -1)
 
     def _spearman(self, encoder: SentenceEncoder) -> float:
         names = ["sentence1", "sentence2"]
         *sides, labels = zip(*read.Table("pairs", self.pairs).rows([*names, "label"]), strict=True)
-        one, other = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
-        return METRICS["spearman"](np.asarray(labels, float), (one * other).sum(-1).double().numpy())
+        first, second = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
+        return METRICS["spearman"](np.asarray(labels, float), (first * second).sum(-1).double().numpy())
 
     def _ids(self, text: str) -> list[int]:
-        found: list[int] = self._teacher.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)[
-            "input_ids"
-        ]
-        return found
+        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
+        ids: list[int] = self._teacher.tokenizer(text, **options)["input_ids"]
+        return ids
 
 
 @torch.no_grad()
@@ -176,9 +169,9 @@ def _vectors(encoder: SentenceEncoder, rows: list[Tensor]) -> Tensor:
     """Return the vectors of texts, (rows, hidden_size); texts of the same length are read together."""
     order = sorted(range(len(rows)), key=lambda row: len(rows[row]))
     alike = [torch.stack([rows[row] for row in group]) for _, group in groupby(order, lambda row: len(rows[row]))]
-    parts = [encoder.vectors(some) for group in alike for some in group.split(max(1, 4096 // (group.shape[1] + 2)))]
+    parts = [encoder.vectors(part) for group in alike for part in group.split(max(1, 4096 // (group.shape[1] + 2)))]
     return torch.cat(parts)[torch.tensor(order).argsort()]
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Extended))
+    main(Extended)

@@ -5,25 +5,25 @@ Run: .venv/bin/python benchmarks/funnel_pays.py --text imdb/train.parquet --data
 Pretraining is masked language modeling, with short windows first. Then each model is fine-tuned on every input, and
 evaluated on the test rows at intervals. Both models get the same CPU time of one thread. Before a training, a step of
 both is timed in turns. From then on a step counts as much as it took there, so that a machine with other work to do
-gives neither model fewer steps.
+takes steps from neither model.
 
-Every finished part, a pretraining or a fine-tuning, is a file in --out and is not repeated. Writes results.json.
+Every finished part, a pretraining or a fine-tuning, is a file in --out and is not repeated.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import pyarrow.parquet as parquet
 import torch
-import tyro
-from parts import kept, spread
+from benchmark import Benchmark, main
+from parts import keep, spread
 from rich.console import Console
 from rich.table import Table
 from side_by_side import time_by_turns
@@ -32,7 +32,6 @@ from torch import Tensor, nn
 from whereformer import EncoderConfig, EncoderForMaskedLM, EncoderForSequenceClassification, load_pretrained
 from whereformer.analysis import count_flops
 from whereformer.analysis.held_out import HeldOut, lm_score
-from whereformer.cli.main import execute
 from whereformer.data.batches import RandomBatches, by_length
 from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
@@ -41,7 +40,7 @@ from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows
 from whereformer.files import new_folder
 from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.optimizer import build_optimizer
-from whereformer.provenance import write_results
+from whereformer.lab.recipe import Names
 
 # The funnel's blocks cost as much as the plain encoder's. In pretraining, it has one more layer, the decoder.
 MODELS: dict[str, dict[str, Any]] = {
@@ -51,7 +50,7 @@ MODELS: dict[str, dict[str, Any]] = {
 STAGES = ((8, 0.5), (16, 0.7), (32, 0.85), (64, 1.0))
 """Tokens in a window of pretraining, and the share of the time at which windows of this length end."""
 WARMUP = 0.1
-"""Share of the time in which the learning rate rises."""
+"""Share of the time while the learning rate rises."""
 ROUNDS = 12
 """How many times a step of each model is timed."""
 HELD_OUT_TOKENS = 65536
@@ -61,16 +60,16 @@ Example = tuple[list[int], int]
 Batch = dict[str, Tensor]
 
 
-@dataclass(frozen=True)
-class Pays:
+@dataclass(frozen=True, kw_only=True)
+class Pays(Benchmark):
     """Measure accuracy over time for a plain encoder and a funnel that are pretrained and fine-tuned the same way."""
 
-    text: Annotated[list[str], tyro.conf.arg(metavar="PATH")]
+    text: tuple[str, ...]
     """Text to pretrain on."""
-    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    data: Path
     """Folder with a folder for each task, which has train.parquet and test.parquet with columns text and label."""
-    inputs: Annotated[str, tyro.conf.arg(metavar="TASK:N,...")] = "imdb:512"
-    """Tasks to fine-tune on, each with the maximum number of tokens in a row."""
+    inputs: Names = ("imdb:512",)
+    """Tasks to fine-tune on, each with the maximum number of tokens in a row (task:tokens)."""
     test_rows: int = 2000
     """Number of test rows, drawn at random but the same for both models."""
     seeds: int = 1
@@ -96,12 +95,10 @@ class Pays:
     evaluations: int = 4
     """How many times the model is evaluated during fine-tuning, which does not count as time."""
     out: Path = Path("runs/funnel_pays")
-    """Folder for the models and the results."""
 
-    def run(self, console: Console) -> None:
-        """Make the missing parts, then print and write all."""
-        torch.set_num_threads(1)
-        inputs = [(task, int(length)) for task, _, length in (part.partition(":") for part in self.inputs.split(","))]
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Make the missing parts, then print all."""
+        inputs = [(task, int(n)) for task, n in (part.split(":") for part in self.inputs)]
         runs: dict[str, list[dict[str, Any]]] = {name: [] for name in MODELS}
         for seed in range(self.seeds):
             for name in MODELS:
@@ -111,20 +108,19 @@ class Pays:
                     parts[part] = self._part(name, seed, part, partial(self._finetune, name, seed, task, length))
                     console.print(f"{name} {seed}: {part} {parts[part]['accuracy'][-1][1]:.1%}", highlight=False)
                 runs[name].append({"seed": seed, **parts})
-        write_results(self.out / "results.json", {"settings": self._settings, "models": runs})
         table = Table("", "held-out loss", *(f"{task}, {length} tokens, %" for task, length in inputs))
         for name, of_seeds in runs.items():
             losses = [run["pretraining"]["held_out_loss"] for run in of_seeds]
             scores = [[100 * run[f"{task}-{length}"]["accuracy"][-1][1] for run in of_seeds] for task, length in inputs]
             table.add_row(name, spread(losses, 2), *(spread(column, 1) for column in scores))
         console.print(table)
+        return {"settings": self._settings, "models": runs}
 
     @cached_property
     def _settings(self) -> dict[str, Any]:
-        left_out = ("out", "seeds", "data", "inputs")
         # The text is named without its folder, which differs between machines.
         text = ["/".join(Path(path).parts[-2:]) for path in self.text]
-        return {**{name: value for name, value in asdict(self).items() if name not in left_out}, "text": text}
+        return self.settings("seeds", "data", "inputs") | {"text": text}
 
     @cached_property
     def _encoded(self) -> EncodedText:
@@ -132,9 +128,8 @@ class Pays:
 
     def _part(self, name: str, seed: int, part: str, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return the results of a part, which is made first if need be."""
-        return kept(
-            self.out / name / str(seed) / f"{part}.json", {**self._settings, "seed": seed, **MODELS[name]}, make
-        )
+        settings = {**self._settings, "seed": seed, **MODELS[name]}
+        return keep(self.out / name / str(seed) / f"{part}.json", settings, make)
 
     def _config(self, name: str, **options: Any) -> EncoderConfig:
         return EncoderConfig(
@@ -160,19 +155,15 @@ class Pays:
         """Pretrain and save a model; return its steps and its held-out loss."""
         text, longest = self._encoded, STAGES[-1][0]
 
+        def build(name: str) -> EncoderForMaskedLM:
+            return EncoderForMaskedLM(self._config(name))
+
         def batches(length: int) -> Iterator[Batch]:
             return (self._windows(length, 0, step) for step in count())
 
-        seconds = {
-            length: self._seconds(
-                str(length),
-                lambda name: EncoderForMaskedLM(self._config(name)),
-                partial(batches, length),
-            )[name]
-            for length, _ in STAGES
-        }
+        seconds = {length: self._seconds(str(length), build, partial(batches, length))[name] for length, _ in STAGES}
         torch.manual_seed(seed)
-        model = EncoderForMaskedLM(self._config(name))
+        model = build(name)
         steps = self._train(
             model,
             lambda step, spent: self._windows(_length_at(spent), seed, step),
@@ -202,11 +193,8 @@ class Pays:
         )[name]
         torch.manual_seed(seed)
         with quiet_transformers():
-            model = load_pretrained(
-                self.out / name / str(seed) / "model",
-                model_class=EncoderForSequenceClassification,
-                num_labels=classes,
-            )
+            folder = self.out / name / str(seed) / "model"
+            model = load_pretrained(folder, model_class=EncoderForSequenceClassification, num_labels=classes)
         order = batches(seed)
         curve: list[tuple[float, float]] = []
 
@@ -230,9 +218,8 @@ class Pays:
         rows = list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
         if name == "test":
             rows = random.Random(0).sample(rows, min(self.test_rows, len(rows)))
-        encoded = self._encoded.tokenizer.backend_tokenizer.encode_batch(
-            [text for text, _ in rows], add_special_tokens=False
-        )
+        tokenizer = self._encoded.tokenizer.backend_tokenizer
+        encoded = tokenizer.encode_batch([text for text, _ in rows], add_special_tokens=False)
         return [([CLS, *one.ids[: length - 2], SEP], label) for one, (_, label) in zip(encoded, rows, strict=True)]
 
     def _train(
@@ -279,29 +266,28 @@ class Pays:
 
         def measure() -> dict[str, Any]:
             models = {name: build(name) for name in MODELS}
-            steps = {}
-            for name, model in models.items():
-                optimizer, rows = build_optimizer(model, self.learning_rate), batches()
-                steps[name] = lambda model=model, optimizer=optimizer, rows=rows: self._step(
-                    model, optimizer, next(rows)
-                )
-            baseline = next(iter(MODELS))
-            times = time_by_turns(steps, models, ROUNDS, baseline)
-            # Ratios within a round are steadier than times.
-            return {"seconds": {name: times[baseline].seconds * each.ratio for name, each in times.items()}}
 
-        seconds: dict[str, float] = kept(self.out / "seconds" / f"{part}.json", self._settings, measure)["seconds"]
+            def step(name: str) -> Callable[[], None]:
+                optimizer, rows = build_optimizer(models[name], self.learning_rate), batches()
+                return lambda: self._step(models[name], optimizer, next(rows))
+
+            baseline = next(iter(MODELS))
+            times = time_by_turns({name: step(name) for name in models}, models, ROUNDS, baseline)
+            # Ratios within a round are steadier than times.
+            return {"seconds": {name: times[baseline].seconds * measured.ratio for name, measured in times.items()}}
+
+        seconds: dict[str, float] = keep(self.out / "seconds" / f"{part}.json", self._settings, measure)["seconds"]
         return seconds
 
     @torch.no_grad()
     def _accuracy(self, model: Any, test: Sequence[Example]) -> float:
         model.eval()
-        right = 0
+        correct = 0
         for rows in by_length(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens, tokens=True):
             batch = _padded([test[row] for row in rows])
             with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
-                right += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
-        return right / len(test)
+                correct += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
+        return correct / len(test)
 
 
 def _length_at(spent: float) -> int:
@@ -316,4 +302,4 @@ def _padded(rows: Sequence[Example]) -> Batch:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Pays))
+    main(Pays)

@@ -1,4 +1,4 @@
-"""Measure what a new token costs in generation with each position method, beside models without whereformer.
+"""Measure the cost of a new token in generation with each position method, next to models without whereformer.
 
 Run: .venv/bin/python benchmarks/generation.py [--decoding "512x1,4096x1,512x8"] [--translation "1x1,1x4,32x1"]
 
@@ -8,7 +8,7 @@ Translation: ``generate`` writes 30 tokens for sources of 30 tokens, greedily or
 transformers' MarianMT, the baseline, have 6 + 6 layers of 512 and 32,000 tokens; with CTranslate2 installed, Marian's
 weights run there, too. The models are not trained, and cannot stop early.
 Every round runs each once, in random order, and a ratio is taken within its round. Time is the CPU time of one thread.
-"linear" is the share of the time that the baseline spends in products with weights.
+"linear" is the share of the baseline's time in products with weights.
 """
 
 from __future__ import annotations
@@ -20,20 +20,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import torch
 import transformers
-import tyro
-from lists import listed
+from benchmark import Benchmark, main
 from rich.console import Console
-from side_by_side import time_by_turns, write_rows
+from side_by_side import time_by_turns
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 import whereformer
 from whereformer import Seq2SeqConfig, Seq2SeqForConditionalGeneration
-from whereformer.cli.main import execute
+from whereformer.lab.recipe import Names
 from whereformer.models.inputs import CACHE
 
 BASELINE = "its own"
@@ -42,57 +41,49 @@ TOKENS_A_STEP = 8
 METHODS = ("none", "t5", "tisa", "shaw", "rope")
 
 
-@dataclass(frozen=True)
-class Generation:
+@dataclass(frozen=True, kw_only=True)
+class Generation(Benchmark):
     """Measure the time of a generated token with position methods, relative to models without whereformer."""
 
-    decoding: Annotated[str, tyro.conf.arg(metavar="NxB,NxB")] = "512x1,4096x1,512x8"
-    """Cached tokens and batch of the decoder."""
-    translation: Annotated[str, tyro.conf.arg(metavar="BxB,BxB")] = "1x1,1x4,32x1,32x4"
-    """Batch and beams of the translation model."""
+    decoding: Names = ("512x1", "4096x1", "512x8")
+    """Cached tokens and batch of the decoder, NxB each, or none."""
+    translation: Names = ("1x1", "1x4", "32x1", "32x4")
+    """Batch and beams of the translation model, BxB each, or none."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of the decoder; translation is always in float32."""
     rounds: int = 9
     """Number of rounds that count. One more comes first."""
     out: Path = Path("benchmarks/results/generation.json")
-    """File for the results."""
 
-    def run(self, console: Console) -> None:
-        torch.set_num_threads(1)
+    def measure(self, console: Console) -> dict[str, Any]:
         transformers.logging.set_verbosity_error()
         rows: list[dict[str, Any]] = []
-        decoders = _decoders(getattr(torch, self.dtype)) if self.decoding else {}
-        for name in listed("decoding", self.decoding) if self.decoding else ():
+        decoders = _decoders(getattr(torch, self.dtype)) if self.decoding != ("none",) else {}
+        for name in self.decoding if decoders else ():
             length, batch = map(int, name.split("x"))
             steps = {way: _decoding_step(model, length, batch) for way, model in decoders.items()}
             label = {"part": "decoding", "cached": length, "batch": batch, "dtype": self.dtype}
-            rows += self._measure(console, label, steps, decoders)
-        translators, runs = _translators(console) if self.translation else ({}, {})
-        for name in listed("translation", self.translation) if self.translation else ():
+            rows += self._time(label, steps, decoders)
+        translators, runs = _translators() if self.translation != ("none",) else ({}, {})
+        for name in self.translation if translators else ():
             batch, beams = map(int, name.split("x"))
             source = torch.randint(3, VOCABULARY - 1, (batch, TOKENS), generator=torch.Generator().manual_seed(0))
             steps = {way: partial(run, source, beams) for way, run in runs.items()}
             label = {"part": "translation", "batch": batch, "beams": beams}
-            rows += self._measure(console, label, steps, translators)
-        write_rows(console, self.out, __doc__, rows)
+            rows += self._time(label, steps, translators)
+        return {"method": " ".join(str(__doc__).split()), "rows": rows}
 
-    def _measure(
-        self,
-        console: Console,
-        label: Mapping[str, Any],
-        steps: Mapping[str, Callable[[], object]],
-        models: Mapping[str, nn.Module],
+    def _time(
+        self, label: Mapping[str, Any], steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module]
     ) -> list[dict[str, Any]]:
         """Time the steps in turns, print a line for each, and return its row."""
         title = ", ".join(f"{name} {value}" for name, value in label.items())
         share = _linear_share(steps[BASELINE])
-        console.print(f"{title}; linear layers take {share:.0%} of the baseline's time", highlight=False)
+        print(f"{title}; linear layers take {share:.0%} of the baseline's time")
         rows = []
         for name, times in time_by_turns(steps, models, self.rounds, BASELINE).items():
-            row = {**label, "model": name, "linear": round(share, 3), **asdict(times)}
-            ratio = f"{times.ratio:.2f} ({times.lowest:.2f}-{times.highest:.2f})"
-            console.print(f"  {name:12} {ratio}  {1000 * times.seconds:.2f} ms", highlight=False)
-            rows.append(row)
+            print(f"  {name:12} {times}  {1000 * times.seconds:.2f} ms", flush=True)
+            rows.append({**label, "model": name, "linear": round(share, 3), **asdict(times)})
         return rows
 
 
@@ -141,7 +132,7 @@ def _decoding_step(model: Any, length: int, batch: int) -> Callable[[], object]:
     return step
 
 
-def _translators(console: Console) -> tuple[dict[str, nn.Module], dict[str, Callable[[Tensor, int], object]]]:
+def _translators() -> tuple[dict[str, nn.Module], dict[str, Callable[[Tensor, int], object]]]:
     """Build the translation models, and return them with a function of source and beams that translates."""
     torch.manual_seed(0)
     sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 6)
@@ -160,7 +151,7 @@ def _translators(console: Console) -> tuple[dict[str, nn.Module], dict[str, Call
         models["CTranslate2"], runs["CTranslate2"] = nn.Module(), _in_ctranslate2(models[BASELINE])
     except ImportError:
         del models["CTranslate2"]
-        console.print("CTranslate2 is not installed, so it is not timed", highlight=False)
+        print("CTranslate2 is not installed, so it is not timed")
     return models, runs
 
 
@@ -198,4 +189,4 @@ def _in_ctranslate2(model: Any) -> Callable[[Tensor, int], object]:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Generation))
+    main(Generation)

@@ -1,4 +1,4 @@
-"""Count what the GPU kernels compile to, without a GPU: registers, spills, shared memory, products, instructions.
+"""Count registers, spills, shared memory, products and instructions of the compiled GPU kernels, without a GPU.
 
 Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dtypes bfloat16] [--terms plain,bias]
      .venv/bin/python benchmarks/gpu_static.py --page
@@ -6,7 +6,7 @@ Run: .venv/bin/python benchmarks/gpu_static.py [--gpus 90] [--dims 64,128] [--dt
 Triton's package includes NVIDIA's assembler, so a call and its backward pass compile every kernel that they would run
 on a GPU that is not there. "Instructions a score" is the length of a loop divided by the scores that a thread computes
 in it: a GPU issues one instruction of a warp per cycle, so it is a lower bound of the loop's time. Loads and stores of
-spilled registers go to memory. Nothing here tells of latency or of bandwidth. Writes a JSON file.
+spilled registers go to memory. The counts say nothing about latency and bandwidth. Writes a JSON file.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -44,7 +45,7 @@ HEADS, LENGTH, CLIP, SHORT, RANK = 2, 256, 16, 127, 16
 for most sizes."""
 
 REGISTERS, THREADS, SHARED = 65536, 2048, {80: 163, 90: 227, 100: 227}
-"""What a multiprocessor has: registers, threads and, by compute capability, KiB of shared memory; others have 99."""
+"""A multiprocessor's registers, threads and, by compute capability, KiB of shared memory; others have 99."""
 
 FLASH_T5 = {
     ("plain", "forward"): 9.6,
@@ -69,14 +70,14 @@ LIMITS = {
     ("shaw", "query_gradients"): 41.0,
     ("shaw", "key_gradients"): 26.0,
 }
-"""The most instructions a score in the main loop of these kernels, in the case of FLASH_T5. Tiles that need fewer were
-slower on an H100: with these, two programs fit on a multiprocessor."""
+"""The maximum of instructions a score in the main loop of these kernels, in the case of FLASH_T5. Tiles that need fewer
+were slower on an H100: with these, two programs fit on a multiprocessor."""
 
 MASKED_LIMIT = 16.5
-"""The most instructions a score in the same case in the masked tiles of the forward pass with a window."""
+"""The maximum in the same case in the masked tiles of the forward pass with a window."""
 
-MOST_SPILLS = {256: 256}
-"""The most loads and stores of spilled registers in a kernel in 16 bits, by head_dim; 0 for others and for float32."""
+MAX_SPILLS = {256: 256}
+"""Loads and stores of spilled registers that a kernel in 16 bits may have, by head_dim; otherwise 0."""
 
 
 def _table(*size: int) -> torch.Tensor:
@@ -128,12 +129,12 @@ PAGE = (
 """The cases of docs/results/gpu.md, as values of the options ``gpus``, ``dims``, ``dtypes`` and ``terms``."""
 
 KEY_HEADS = {"grouped": 1}
-"""Heads of the keys and values with these terms; with others, each head has its own."""
+"""Heads of the keys and values with these terms; otherwise, the heads of the queries."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What a kernel became."""
+    """The counts of a compiled kernel."""
 
     gpu: int
     dim: int
@@ -144,7 +145,7 @@ class Counts:
     warps: int
     registers: int
     loads: int
-    """Of spilled registers, in the whole kernel."""
+    """Of spilled registers, in all of the kernel."""
     stores: int
     shared: int
     """Bytes."""
@@ -165,28 +166,16 @@ class Counts:
         return self.instructions[1 if len(self.instructions) > 2 and self.kernel != "diagonals" else 0]
 
 
-class _NoGpu:
-    """Enough of a driver to compile for a GPU that is not there."""
-
-    launcher_cls = None
-
-    def __init__(self, capability: int) -> None:
-        self.capability = capability
-
-    def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # Triton keeps compiled kernels by device.
-
-    def get_current_stream(self, device: Any = None) -> int:
-        return 0
-
-    def get_active_torch_device(self) -> torch.device:
-        return torch.device("cpu")
-
-    def map_python_to_cpp_type(self, name: str) -> str:
-        return "int"
+def _no_gpu(capability: int) -> Any:
+    """Return enough of a driver to compile for a GPU that is not there."""
+    return SimpleNamespace(
+        launcher_cls=None,
+        get_current_target=lambda: GPUTarget("cuda", capability, 32),
+        get_current_device=lambda: capability,  # Triton keeps compiled kernels by device
+        get_current_stream=lambda device=None: 0,
+        get_active_torch_device=lambda: torch.device("cpu"),
+        map_python_to_cpp_type=lambda name: "int",
+    )
 
 
 @contextmanager
@@ -195,32 +184,32 @@ def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tu
     compiled: list[tuple[Any, dict[str, Any]]] = []
     launch = JITFunction.run
 
-    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> Any:
+    def compile_only(self: Any, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         if not kernels or self.__name__ in kernels:
-            compiled.append((launch(self, *arguments, grid=grid, warmup=True, **named), named))
+            compiled.append((launch(self, *arguments, grid=grid, warmup=True, **options), options))
 
-    driver.set_active(_NoGpu(capability))
+    driver.set_active(_no_gpu(capability))
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(available, "_unavailable_on", lambda device: None),
         patch.object(available, "get_capability", lambda device: divmod(capability, 10)),
-        patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # without launches, there is no plan
+        patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # a plan needs launches
     ):
         yield compiled
 
 
 def count(gpu: int, dim: int, dtype: str, term: str, kernels: Sequence[str] = ()) -> list[Counts]:
-    """Compile a call and its backward pass; count each kernel, or those that are named."""
-    return [counted(*kernel, gpu, dim, dtype, term) for kernel in compiled_for(gpu, dim, dtype, term, kernels)]
+    """Compile a call and its backward pass; count each kernel, or only the named ones."""
+    return [count_kernel(*kernel, gpu, dim, dtype, term) for kernel in compiled_for(gpu, dim, dtype, term, kernels)]
 
 
 def compiled_for(
     gpu: int, dim: int, dtype: str, term: str, kernels: Sequence[str] = ()
 ) -> list[tuple[Any, dict[str, Any]]]:
-    """Return each compiled kernel of a call and its backward pass, or those that are named, with its launch options."""
+    """Return each compiled kernel of a call and its backward pass, or the named ones, with its launch options."""
     with _compiling(gpu, kernels) as compiled:
         _call(dim, dtype, term, LENGTH)
-    return list({kernel.metadata.name: (kernel, named) for kernel, named in compiled}.values())
+    return list({kernel.metadata.name: (kernel, options) for kernel, options in compiled}.values())
 
 
 def _call(dim: int, dtype: str, term: str, length: int) -> None:
@@ -237,19 +226,19 @@ def compilations(gpu: int, term: str, lengths: Sequence[int]) -> dict[str, int]:
     """Return how often each kernel would be compiled for calls of these lengths, in bfloat16 and for a head of 64."""
     kinds: dict[str, set[str]] = {}
 
-    def look(self: Any, *arguments: Any, grid: Any, warmup: bool, **named: Any) -> None:
+    def look(self: Any, *arguments: Any, grid: Any, warmup: bool, **launch_options: Any) -> None:
         binder = self.device_caches[driver.active.get_current_device()][-1]
-        _, specialization, options = binder(*arguments, debug=False, **named)
+        _, specialization, options = binder(*arguments, debug=False, **launch_options)
         kinds.setdefault(self.__name__, set()).add(f"{specialization} {options}")
 
     with _compiling(gpu):
         JITFunction.run = look
         for length in lengths:
             _call(64, "bfloat16", term, length)
-    return {name: len(found) for name, found in kinds.items()}
+    return {name: len(variants) for name, variants in kinds.items()}
 
 
-def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
+def count_kernel(kernel: Any, options: dict[str, Any], gpu: int, dim: int, dtype: str, term: str) -> Counts:
     """Count one compiled kernel, which was launched with these options."""
     sass = _tool("nvdisasm", kernel.asm["cubin"], "-c")
     usage = re.search(r"REG:(\d+)", _tool("cuobjdump", kernel.asm["cubin"], "-res-usage"))
@@ -257,7 +246,7 @@ def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, 
     registers, shared, warps = int(usage[1]), kernel.metadata.shared, kernel.metadata.num_warps
     names = Counter(re.findall(r"\b(LDL|STL|HMMA|HGMMA|UTC[A-Z]*MMA)\b", sass))
     spills = names.pop("LDL", 0), names.pop("STL", 0)
-    tile = (named.get("BLOCK_M", named.get("BLOCK", 0)), named.get("BLOCK_N", named.get("BLOCK", 0)))
+    tile = (options.get("BLOCK_M", options.get("BLOCK", 0)), options.get("BLOCK_N", options.get("BLOCK", 0)))
     scores = tile[0] * tile[1] / (32 * warps)
     return Counts(
         *(gpu, dim, dtype, term, kernel.metadata.name, tile, warps, registers, *spills, shared),
@@ -271,21 +260,22 @@ def counted(kernel: Any, named: dict[str, Any], gpu: int, dim: int, dtype: str, 
     )
 
 
-def exceeded(found: list[Counts]) -> list[str]:
+def exceeded(kernels: list[Counts]) -> list[str]:
     """Return a line for each limit that is not met."""
     lines = []
-    for counts in found:
+    for counts in kernels:
         name = f"sm_{counts.gpu} {counts.dtype} {counts.dim} {counts.term} {counts.kernel}"
-        most = 0 if counts.dtype == "float32" else MOST_SPILLS.get(counts.dim, 0)
-        if counts.loads + counts.stores > most:
+        if counts.loads + counts.stores > (0 if counts.dtype == "float32" else MAX_SPILLS.get(counts.dim, 0)):
             lines.append(f"{name}: {counts.loads} loads and {counts.stores} stores of spilled registers")
+        if (counts.gpu, counts.dtype, counts.dim) != MAIN:
+            continue
         limit = LIMITS.get((counts.term, counts.kernel))
-        if limit and (counts.gpu, counts.dtype, counts.dim) == MAIN and counts.inside > limit:
-            lines.append(f"{name}: {counts.inside} instructions a score, at most {limit} wanted")
-        if (counts.term, counts.kernel, counts.gpu, counts.dtype, counts.dim) == ("window", "forward", *MAIN):
+        if limit and counts.inside > limit:
+            lines.append(f"{name}: {counts.inside} instructions a score, the limit is {limit}")
+        if (counts.term, counts.kernel) == ("window", "forward"):
             masked = max(counts.instructions[0], counts.instructions[-1])
             if masked > MASKED_LIMIT:
-                lines.append(f"{name}: {masked} instructions a score in masked tiles, at most {MASKED_LIMIT} wanted")
+                lines.append(f"{name}: {masked} instructions a score in masked tiles, the limit is {MASKED_LIMIT}")
     return lines
 
 
@@ -310,49 +300,49 @@ def loops(sass: str) -> list[Counter[str]]:
         elif match := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
             instructions.append(match[1])
     ends = {}
-    for place, text in enumerate(instructions):
+    for index, text in enumerate(instructions):
         match = re.search(r"BRA[^`]*`\((\.L_[x_0-9]+)\)", text)
-        if match and labels.get(match[1], place) < place:
-            ends[labels[match[1]]] = place
-    found: list[Counter[str]] = []
+        if match and labels.get(match[1], index) < index:
+            ends[labels[match[1]]] = index
+    bodies: list[Counter[str]] = []
     for start, end in ends.items():
         if any("EXIT" in text for text in instructions[start : end + 1]):
             continue  # It jumps back from the code after the kernel's end, which waits for memory.
         body = (re.sub(r"^@!?U?P\w+\s+", "", text) for text in instructions[start : end + 1])
         names = Counter(text.split()[0].split(".")[0] for text in body)
         if sum(number for name, number in names.items() if name.endswith("MMA")) or names["FFMA"] > 64:
-            found.append(names)
-    return found
+            bodies.append(names)
+    return bodies
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Count what the GPU kernels compile to, without a GPU.")
+    parser = argparse.ArgumentParser(description="Count the results of compiling the GPU kernels, without a GPU.")
     parser.add_argument("--gpus", default="80,90,100", help="compute capabilities, times 10")
     parser.add_argument("--dims", default="64,128,256", help="widths of a head")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="types of the inputs")
     parser.add_argument("--terms", default="plain,bias,t5,masked,shaw", help=f"of the call: {', '.join(TERMS)}")
     parser.add_argument("--page", action="store_true", help="count the cases of docs/results/gpu.md instead")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu_static.json"), help="file for the results")
-    given = parser.parse_args()
-    found: list[Counts] = []
+    options = parser.parse_args()
+    kernels: list[Counts] = []
     print("\t".join(COLUMNS))
-    for options in PAGE if given.page else [(given.gpus, given.dims, given.dtypes, given.terms)]:
-        gpus, dims, dtypes, terms = (values.split(",") for values in options)
+    for case in PAGE if options.page else [(options.gpus, options.dims, options.dtypes, options.terms)]:
+        gpus, dims, dtypes, terms = (values.split(",") for values in case)
         for gpu, dtype, dim, term in itertools.product(gpus, dtypes, dims, terms):
             for counts in count(int(gpu), int(dim), dtype, term):
-                found.append(counts)
+                kernels.append(counts)
                 if counts.instructions:
-                    print("\t".join(_shown(counts)), flush=True)
-            write_results(given.out, {"kernels": [asdict(counts) for counts in found], "exceeded": exceeded(found)})
-    for line in exceeded(found):
+                    print("\t".join(_cells(counts)), flush=True)
+            write_results(options.out, {"kernels": list(map(asdict, kernels)), "exceeded": exceeded(kernels)})
+    for line in exceeded(kernels):
         print(f"over its limit: {line}")
-    print(f"wrote {given.out}")
+    print(f"wrote {options.out}")
 
 
 COLUMNS = ("case", "kernel", "tile", "regs", "spills", "KiB", "an SM", "products", "a score, by loop", "flashT5")
 
 
-def _shown(counts: Counts) -> list[str]:
+def _cells(counts: Counts) -> list[str]:
     return [
         f"sm_{counts.gpu} {counts.dtype} {counts.dim} {counts.term}",
         counts.kernel.removesuffix("_gradients"),

@@ -5,25 +5,31 @@ Each case is a batch of windows or images of ``height x width`` patches. "listed
 gathers by its index; "none" is torch's attention without positions. Training has all gradients, the table's too. The
 ways take turns; numbers are medians of the CPU time of one thread, and of its ratio to "dense" within a round.
 
-Run: python benchmarks/images.py [--cases 64x4x7x7x32,...] [--rounds 15] --out FILE, a case is
+Run: python benchmarks/images.py [--cases 64x4x7x7x32,...] [--rounds 15] [--out FILE], a case is
     batch x heads x height x width x head_dim
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from benchmark import Benchmark, main
+from rich.console import Console
 from side_by_side import by_turns, cpu_seconds, ratios_by_round
 from torch.nn.functional import scaled_dot_product_attention
 
 from whereformer import OffsetBias, attention
-from whereformer.provenance import write_results
+from whereformer.lab.recipe import Names
 
-CASES = "64x4x7x7x32,16x4x12x12x32,4x12x14x14x64,2x12x24x24x64,1x4x32x32x64,1x2x64x64x64"
+CASES = (
+    *("64x4x7x7x32", "16x4x12x12x32", "4x12x14x14x64"),
+    *("2x12x24x24x64", "1x4x32x32x64", "1x2x64x64x64"),
+)
 """Windows of Swin, images of BEiT (224 and 384 pixels), and larger ones."""
 
 
@@ -62,29 +68,32 @@ class Case:
                 tensor.grad = None
 
 
-def main() -> None:
-    """Measure every case, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", default=CASES)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    rows = []
-    for sizes in options.cases.split(","):
-        case = Case(sizes)
-        torch.testing.assert_close(case.listed(), case.dense(), rtol=1e-4, atol=1e-4)
-        for direction in ("forward", "training"):
-            steps = {way: partial(case.step, way, direction == "training") for way in ("dense", "listed", "none")}
-            times = by_turns({way: partial(cpu_seconds, step) for way, step in steps.items()}, options.rounds)
-            ratios = {way: statistics.median(all_) for way, all_ in ratios_by_round(times, "dense").items()}
-            seconds = {way: statistics.median(all_) for way, all_ in times.items()}
-            rows.append({"case": sizes, "direction": direction, "seconds": seconds, "ratios": ratios})
-            cells = " | ".join(f"{1e3 * seconds[way]:.1f} ms, {ratios[way]:.2f}" for way in steps)
-            print(f"| {sizes} | {direction} | {cells} |", flush=True)
-    write_results(options.out, {"method": " ".join((__doc__ or "").split()), "rows": rows})
+@dataclass(frozen=True, kw_only=True)
+class Images(Benchmark):
+    """Time the bias of images relative to torch's attention with a dense bias."""
+
+    cases: Names = CASES
+    """batch x heads x height x width x head_dim each."""
+    rounds: int = 15
+    """How many times each way is timed."""
+    out: Path = Path("runs/images.json")
+
+    def measure(self, console: Console) -> dict[str, Any]:
+        torch.manual_seed(0)
+        rows = []
+        for sizes in self.cases:
+            case = Case(sizes)
+            torch.testing.assert_close(case.listed(), case.dense(), rtol=1e-4, atol=1e-4)
+            for direction in ("forward", "training"):
+                steps = {way: partial(case.step, way, direction == "training") for way in ("dense", "listed", "none")}
+                times = by_turns({way: partial(cpu_seconds, step) for way, step in steps.items()}, self.rounds)
+                ratios = {way: statistics.median(many) for way, many in ratios_by_round(times, "dense").items()}
+                seconds = {way: statistics.median(many) for way, many in times.items()}
+                rows.append({"case": sizes, "direction": direction, "seconds": seconds, "ratios": ratios})
+                cells = " | ".join(f"{1e3 * seconds[way]:.1f} ms, {ratios[way]:.2f}" for way in steps)
+                print(f"| {sizes} | {direction} | {cells} |", flush=True)
+        return {"rounds": self.rounds, "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    main(Images)

@@ -10,11 +10,18 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from whereformer.errors import InputError
 from whereformer.provenance import write_results
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+
+def _new_processes(count: int) -> ProcessPoolExecutor:
+    # A forked process would inherit locks and threads.
+    return ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (1,))
 
 
 def in_processes(
@@ -24,8 +31,7 @@ def in_processes(
     if processes == 1:
         yield from ((task, work(task)) for task in tasks)
         return
-    # A forked process would inherit locks and threads.
-    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    pool = _new_processes(processes)
     try:
         waiting = {pool.submit(work, task): task for task in tasks}
         for done in as_completed(waiting):
@@ -34,7 +40,13 @@ def in_processes(
         pool.shutdown(cancel_futures=True)
 
 
-def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def in_a_process(work: Callable[..., Result], *arguments: Any) -> Result:
+    """Return the result of a call in a new process, which has one thread and no memory of earlier calls."""
+    with _new_processes(1) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def keep(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the results in ``file``; they are made and written there first if need be.
 
     Raises:
@@ -42,18 +54,16 @@ def kept(file: Path, settings: Mapping[str, Any], make: Callable[[], dict[str, A
     """
     if not file.exists():
         write_results(file, {"settings": dict(settings), **make()})
-    found: dict[str, Any] = json.loads(file.read_text())
+    results: dict[str, Any] = json.loads(file.read_text())
     for name, value in settings.items():
-        if found["settings"].get(name) != value:
-            raise InputError(
-                "out", f"{file.parent} holds results with {name} {found['settings'].get(name)}, not {value}"
-            )
-    return found
+        if (earlier := results["settings"].get(name)) != value:
+            raise InputError("out", f"{file.parent} holds results with {name} {earlier}, not {value}")
+    return results
 
 
 def spread(values: Sequence[float], digits: int) -> str:
     """Format the median of values, their range and their number; "-" for none."""
     if not values:
         return "-"
-    least, most = min(values), max(values)
-    return f"{statistics.median(values):.{digits}f} ({least:.{digits}f}-{most:.{digits}f}, n={len(values)})"
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f}-{high:.{digits}f}, n={len(values)})"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
@@ -32,8 +29,14 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
+def peak_of_first_call(step: Callable[[], object], device: torch.device) -> int:
+    """Return a call's peak memory in bytes. It runs in a new thread, so that memory kept for later calls counts too."""
+    with ThreadPoolExecutor(1) as fresh:
+        return fresh.submit(peak_memory, step, device).result()
+
+
 def _allocations(work: Callable[[], object]) -> list[int]:
-    """Return what ``work`` allocates on the CPU in this thread, in order, in bytes; negative where it frees memory.
+    """Return the sizes that ``work`` allocates on the CPU in this thread, in order, in bytes; negative where it frees.
 
     The public profiler has the same log, but it writes unwanted lines to stderr.
     """
@@ -47,10 +50,6 @@ def _allocations(work: Callable[[], object]) -> list[int]:
     return [event.cpu_memory_usage() for event in events if str(event.kind()) == "memory_alloc"]
 
 
-OUT_OF_MEMORY = 9
-"""The exit code of a process that ran out of memory."""
-
-
 def mebibytes(name: str) -> float:
     """Return a size of this process from the system: VmRSS, or VmHWM for the peak."""
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name)]
@@ -58,28 +57,8 @@ def mebibytes(name: str) -> float:
 
 
 def added_memory(step: Callable[[], object]) -> float:
-    """Return what a call adds to this process at its peak, in MiB."""
+    """Return how much a call adds to this process at its peak, in MiB."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     before = mebibytes("VmRSS")
     step()
     return mebibytes("VmHWM") - before
-
-
-def in_a_process(function: Callable[..., Any], *arguments: object) -> Any:
-    """Call a function of a script, which begins with :func:`answer`, in a new process; None if it ran out of memory."""
-    call = json.dumps([function.__name__, *arguments])
-    done = subprocess.run([sys.executable, function.__code__.co_filename, call], capture_output=True, text=True)
-    if done.returncode == OUT_OF_MEMORY:
-        return None
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def answer(*functions: Callable[..., Any]) -> None:
-    """End this process with the result of a call if :func:`in_a_process` started it."""
-    if sys.argv[1:] and sys.argv[1].startswith("["):
-        name, *arguments = json.loads(sys.argv[1])
-        torch.set_num_threads(1)
-        print(json.dumps({function.__name__: function for function in functions}[name](*arguments)))
-        raise SystemExit

@@ -9,93 +9,69 @@ Run: python benchmarks/per_call.py [--rounds 200] [--tokens 4] [--out FILE]
 
 from __future__ import annotations
 
-import argparse
 import gc
-import statistics
-import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from side_by_side import by_turns, ratios_by_round
-from torch import Tensor
-from torch.nn import functional
+from attention_kinds import Case, make_problem
+from attention_ways import FLOOR, backend, make_step
+from benchmark import Benchmark, main
+from rich.console import Console
+from side_by_side import by_turns, cpu_seconds, summarize
 
-from whereformer import OffsetBias, OffsetKeys, OffsetValues, attention
-from whereformer.provenance import write_results
-
-HEADS, HEAD_DIM = 12, 64
 CALLS = 20
 """Calls in a row in each round."""
-
-Step = Callable[[], object]
-
-
-def steps(tokens: int, training: bool) -> dict[str, Step]:
-    """Return the calls to time, torch's attention first. Terms are made anew in each call, as a model does."""
-    shape = 1, HEADS, tokens, HEAD_DIM
-    query, key, value = content = [torch.randn(shape, requires_grad=training) for _ in range(3)]
-    table = torch.randn(HEADS, 2 * tokens - 1, requires_grad=training)
-    key_table, value_table = vectors = [torch.randn(1, 33, HEAD_DIM, requires_grad=training) for _ in range(2)]
-    seed = torch.randn(shape)
-
-    def step(compute: Callable[[], Tensor], inputs: list[Tensor]) -> Step:
-        if training:
-            return lambda: torch.autograd.grad(compute(), inputs, seed)
-        return torch.no_grad()(compute)
-
-    def biased(backend: str) -> Step:
-        def compute() -> Tensor:
-            return attention(query, key, value, [OffsetBias(table, 1 - tokens)], backend=backend)
-
-        return step(compute, [*content, table])
-
-    def shaw() -> Tensor:
-        return attention(query, key, value, [OffsetKeys(key_table, -16), OffsetValues(value_table, -16)])
-
-    return {
-        "torch": step(lambda: functional.scaled_dot_product_attention(query, key, value), content),
-        "no terms": step(lambda: attention(query, key, value), content),
-        "a bias": biased("auto"),
-        "Shaw, keys and values": step(shaw, [*content, *vectors]),
-        "a bias, blockwise": biased("blockwise"),
-    }
+WAYS = {
+    "torch": (FLOOR, "none"),
+    "no terms": (backend("auto"), "none"),
+    "a bias": (backend("auto"), "bias"),
+    "Shaw, keys and values": (backend("auto"), "shaw"),
+    "a bias, blockwise": (backend("blockwise"), "bias"),
+}
+"""The calls to time, with the kind of terms of each. Terms are made again in each call, as in a model."""
 
 
-def microseconds(step: Step) -> float:
+def microseconds(step: Callable[[], object]) -> float:
+    def calls() -> None:
+        for _ in range(CALLS):
+            step()
+
     gc.disable()
-    started = time.process_time()
-    for _ in range(CALLS):
-        step()
-    seconds = time.process_time() - started
+    seconds = cpu_seconds(calls)
     gc.enable()
     return seconds / CALLS * 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=4)
-    parser.add_argument("--out", type=Path, help="file for the results, as JSON")
-    options = parser.parse_args()
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    for mode in ("forward", "training"):
-        calls = {name: partial(microseconds, step) for name, step in steps(options.tokens, mode == "training").items()}
-        costs = by_turns(calls, options.rounds)
-        for name, ratios in ratios_by_round(costs, "torch").items():
-            row = {"us": statistics.median(costs[name]), "ratio": statistics.median(ratios)}
-            results.setdefault(name, {})[mode] = row
-    print(f"{'microseconds a call':24} {'forward':>15} {'training':>15}")
-    for name, modes in results.items():
-        cells = (f"{row['us']:,.0f} ({row['ratio']:.1f})" for row in modes.values())
-        print(f"{name:24} " + " ".join(f"{cell:>15}" for cell in cells))
-    print(f"{'goal':24} {results['torch']['forward']['us'] + 25:11,.0f}")
-    if options.out is not None:
-        write_results(options.out, {"tokens": options.tokens, "rounds": options.rounds, "calls": results})
+@dataclass(frozen=True, kw_only=True)
+class PerCall(Benchmark):
+    """Measure microseconds of short calls."""
+
+    rounds: int = 200
+    """How many times each way is timed."""
+    tokens: int = 4
+    """Tokens of the sequence."""
+    out: Path = Path("runs/per_call.json")
+
+    def measure(self, console: Console) -> dict[str, Any]:
+        results: dict[str, dict[str, dict[str, float]]] = {}
+        for direction in ("forward", "training"):
+            calls = {}
+            for name, (way, kind) in WAYS.items():
+                problem = make_problem(Case(kind, self.tokens, 1, 12, 64, "float32", direction), torch.device("cpu"))
+                calls[name] = partial(microseconds, make_step(way, problem))
+            for name, times in summarize(by_turns(calls, self.rounds), "torch").items():
+                results.setdefault(name, {})[direction] = {"us": times.seconds, "ratio": times.ratio}
+        print(f"{'microseconds a call':24} {'forward':>15} {'training':>15}")
+        for name, modes in results.items():
+            cells = (f"{row['us']:,.0f} ({row['ratio']:.1f})" for row in modes.values())
+            print(f"{name:24} " + " ".join(f"{cell:>15}" for cell in cells))
+        print(f"{'goal':24} {results['torch']['forward']['us'] + 25:11,.0f}")
+        return {**self.settings(), "calls": results}
 
 
 if __name__ == "__main__":
-    main()
+    main(PerCall)

@@ -32,7 +32,7 @@ def box(x: float, y: float, width: float, height: float, kind: str) -> str:
 
 
 def save(path: Path, width: int, height: int, label: str, parts: Iterable[str]) -> None:
-    """Write a picture; ``label`` says what it shows, for readers who can't see it."""
+    """Write a picture; ``label`` describes it for readers who can't see it."""
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     lines = [f'{head} role="img" aria-label={quoteattr(label)}>', f"<style>{STYLE}</style>", *parts, "</svg>", ""]
     write_atomically(path, "\n".join(lines))

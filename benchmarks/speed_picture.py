@@ -9,20 +9,20 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
+from benchmark import main
 from pictures import box, save, text
 from rich.console import Console
 
-from whereformer.cli.main import execute
+from whereformer.lab.recipe import WithPlugin
 
 LENGTHS = 128, 512, 2048
 UNIT, LEFT, BAR = 100, 92, 15
 """Pixels of the time without positions, left of the bars, and of a bar's height."""
 
 
-@dataclass(frozen=True)
-class SpeedPicture:
-    """Draw the time of training attention with a trained bias for each offset, beside that of a dense bias."""
+@dataclass(frozen=True, kw_only=True)
+class SpeedPicture(WithPlugin):
+    """Draw the time of training attention with a trained bias for each offset, next to the time of a dense bias."""
 
     results: Path = Path("benchmarks/results/amd-epyc-2-cores-avx512/results.json")
     """The results of benchmarks/attention.py."""
@@ -46,7 +46,7 @@ class SpeedPicture:
                 for way, kind in (("auto", "good"), ("sdpa+bias", "other")):
                     ratio = ratios[dtype, n, way]
                     parts.append(box(LEFT, y, ratio * UNIT, BAR - 2, kind))
-                    inside = kind == "good"  # where it is not on the line
+                    inside = kind == "good"  # or it would be on the line
                     x, looks = LEFT + ratio * UNIT + (-4 if inside else 4), "end on-good" if inside else "muted"
                     parts.append(text(x, y + 11, f"{ratio:.2f}", looks))
                     y += BAR
@@ -61,4 +61,4 @@ class SpeedPicture:
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(SpeedPicture))
+    main(SpeedPicture)

@@ -7,8 +7,8 @@ with short windows first, because position embeddings otherwise learn nothing in
 seeds 0, 1, 2 are each fine-tuned with the same seed. Finished runs are not repeated, and an interrupted run continues.
 
 Also measures how close the position embeddings are to Toeplitz at every checkpoint, as in Figures 2 and 5 of the TISA
-paper. A vector's product with itself is large, so the diagonal alone makes even random embeddings look Toeplitz. So the
-same measure is also taken without it. Writes results.json and prints the medians and ranges.
+paper. A vector's product with itself is large, so even random embeddings look Toeplitz on account of the diagonal. So
+the same measure is also taken without it. Prints the medians and ranges.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
-from lists import listed
+from benchmark import Among, Benchmark, main
 from parts import in_processes, spread
 from rich.console import Console
 from rich.table import Table
@@ -33,30 +32,31 @@ import whereformer
 from whereformer.analysis import diagonals
 from whereformer.analysis.position_scores import read_position_vectors
 from whereformer.analysis.toeplitz import pairs
-from whereformer.cli.main import execute
 from whereformer.lab.loading import load
+from whereformer.lab.recipe import Names
 from whereformer.lab.run import read_records, threads
-from whereformer.provenance import write_results
 
 METHODS = ("none", "learned", "tisa", "learned+tisa", "rope")
 METRICS = {"sst2": "accuracy", "cola": "matthews", "stsb": "pearson", "mrpc": "f1"}
-"""The tasks, and what each is scored by in the paper's Table 3."""
+"""The tasks, and the metric of each in the paper's Table 3."""
 CHECKPOINTS = 10
+MINE = ("data", "glue", "methods", "tasks", "seeds", "workers")
+"""Options that a run's results do not depend on; the others, except the epochs, are options of a pretraining."""
 PRETRAINING = {"learning_rate": 5e-3, "mask_rate": 0.3, "grow": True, "dtype": "bfloat16"}
 FINETUNING = {"learning_rate": 5e-4, "train_rows": 4000, "dtype": "bfloat16"}
 
 
-@dataclass(frozen=True)
-class FromStart:
+@dataclass(frozen=True, kw_only=True)
+class FromStart(Benchmark):
     """Pretrain encoders with each position method, fine-tune them on GLUE, and follow their Toeplitzness."""
 
-    data: Annotated[str, tyro.conf.arg(metavar="PATH")]
+    data: str
     """Text to pretrain on, as `whereformer pretrain` takes it."""
-    glue: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    glue: Path
     """GLUE as Parquet, as `whereformer finetune` takes it."""
-    methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
+    methods: Annotated[Names, Among(METHODS)] = METHODS
     """Position methods."""
-    tasks: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METRICS)
+    tasks: Annotated[Names, Among(METRICS)] = tuple(METRICS)
     """Tasks of GLUE."""
     seeds: int = 3
     """Number of models of each method. All methods are trained with one seed before the next."""
@@ -65,7 +65,7 @@ class FromStart:
     length: int = 64
     """Tokens in a pretraining window at the end; windows grow. Later rows are cut to this length."""
     batch_size: int = 32
-    """Windows of this length in a step of pretraining. Of shorter ones, a step has more."""
+    """Windows of this length in a step of pretraining. A step has more windows if they are shorter."""
     hidden_size: int = 128
     """Width of the encoder, which has four layers."""
     vocab_size: int = 4096
@@ -75,27 +75,25 @@ class FromStart:
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/tisa_from_start")
-    """Folder for the runs and results.json."""
 
-    def run(self, console: Console) -> None:
-        """Make the missing runs, then print and write everything."""
-        tasks, names = listed("tasks", self.tasks, tuple(METRICS)), listed("methods", self.methods, METHODS)
+    def measure(self, console: Console) -> dict[str, Any]:
+        """Make the missing runs, then print everything."""
+        tasks, names = self.tasks, self.methods
         models = [(name, seed) for seed in range(self.seeds) for name in names]
         work = partial(self._scores, tasks=tasks)
         for (name, seed), (loss, scores) in in_processes(work, models, self.workers):
             shown = " ".join(f"{task} {100 * score:.1f}" for task, score in scores.items())
             console.print(f"{name} {seed}: held-out loss {loss:.3f}, {shown}", highlight=False)
-        left_out = ("data", "glue", "out", "methods", "tasks", "seeds", "workers")
-        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
+        settings = self.settings(*MINE)
         settings |= {"pretraining": PRETRAINING, "finetuning": FINETUNING}
         results = {name: [self._facts(name, seed, tasks) for seed in range(self.seeds)] for name in names}
-        write_results(self.out / "results.json", {"settings": settings, "tasks": tasks, "methods": results})
         self._print(console, results, tasks)
+        return {"settings": settings, "tasks": tasks, "methods": results}
 
     def _scores(self, model: tuple[str, int], *, tasks: Sequence[str]) -> tuple[float, dict[str, float]]:
         """Return the held-out loss and the score in each task of one model, which is trained first if need be."""
         name, seed = model
-        folder = self._folder(name, seed)
+        folder = self.out / name / str(seed)
         if not (folder / "model" / "config.json").exists():
             with threads(1):
                 whereformer.pretrain(
@@ -104,11 +102,7 @@ class FromStart:
                     cache=self.out / "cache",
                     position=name,
                     seed=seed,
-                    hidden_size=self.hidden_size,
-                    vocab_size=self.vocab_size,
-                    steps=self.steps,
-                    length=self.length,
-                    batch_size=self.batch_size,
+                    **self.settings(*MINE, "epochs"),
                     every=self.steps // CHECKPOINTS,
                     keep=CHECKPOINTS,
                     quiet=True,
@@ -131,12 +125,9 @@ class FromStart:
         facts = self._facts(name, seed, tasks)
         return facts["held_out"][-1]["loss"], facts["glue"]
 
-    def _folder(self, name: str, seed: int) -> Path:
-        return self.out / name / str(seed)
-
     def _facts(self, name: str, seed: int, tasks: Sequence[str]) -> dict[str, Any]:
-        """Return what both commands wrote of one model, and how close its embeddings were to Toeplitz."""
-        folder = self._folder(name, seed)
+        """Return the results of both commands for one model, and how close its embeddings were to Toeplitz."""
+        folder = self.out / name / str(seed)
         first = json.loads((folder / "records.jsonl").read_text().partition("\n")[0])
         trained = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
         scores = {}
@@ -156,28 +147,28 @@ class FromStart:
     def _toeplitzness(self, folder: Path) -> list[dict[str, float]]:
         """Return the R² of the Toeplitz part of the embeddings' products at each checkpoint (Figure 5).
 
-        Both of all products, and of those of different embeddings.
+        Both of all products, and of the products of different embeddings only.
         """
-        found = []
+        points = []
         saved = {int(path.name.rpartition("-")[2]): path for path in (folder / "checkpoints").glob("checkpoint-*")}
         for step, path in sorted({**saved, self.steps: folder / "model"}.items()):
             vectors = read_position_vectors(load(str(path)), self.length)
             assert vectors is not None
             products = vectors.double() @ vectors.double().mT
             everything = float(diagonals(products).explained)
-            found.append({"step": step, "all": everything, "others": _without_diagonal(products)})
-        return found
+            points.append({"step": step, "all": everything, "others": _without_diagonal(products)})
+        return points
 
-    def _print(self, console: Console, found: dict[str, list[dict[str, Any]]], tasks: Sequence[str]) -> None:
+    def _print(self, console: Console, results: dict[str, list[dict[str, Any]]], tasks: Sequence[str]) -> None:
         table = Table("", "loss", *(f"{task}, {METRICS[task]}" for task in tasks), "mean")
-        for name, models in found.items():
+        for name, models in results.items():
             columns = [[100 * model["glue"][task] for model in models] for task in tasks]
             means = [statistics.fmean(scores) for scores in zip(*columns, strict=True)]
             losses = [model["held_out"][-1]["loss"] for model in models]
             cells = [spread(losses, 2), *(spread(column, 1) for column in (*columns, means))]
             table.add_row(name, *cells)
         console.print(table)
-        for name, models in found.items():
+        for name, models in results.items():
             for model in models:
                 if path := model["toeplitzness"]:
                     by_step = {score["step"]: score["loss"] for score in model["held_out"]}
@@ -193,12 +184,12 @@ class FromStart:
 
 def _without_diagonal(matrix: Tensor) -> float:
     """Return the Toeplitzness of the entries (n, n) that are not on the main diagonal."""
-    found, count = diagonals(matrix), pairs(len(matrix))
+    toeplitz, count = diagonals(matrix), pairs(len(matrix))
     count[len(matrix) - 1] = 0
-    mean = (count * found.mean).sum() / count.sum()
-    between, within = (count * (found.mean - mean) ** 2).sum(), (count * found.spread**2).sum()
+    mean = (count * toeplitz.mean).sum() / count.sum()
+    between, within = (count * (toeplitz.mean - mean) ** 2).sum(), (count * toeplitz.spread**2).sum()
     return float(between / (between + within))
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(FromStart))
+    main(FromStart)

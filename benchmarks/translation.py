@@ -4,8 +4,8 @@ Run: .venv/bin/python benchmarks/translation.py --data multi30k [--languages de,
 
 The folder has train.parquet, validation.parquet and test.parquet (here test_2016_flickr) with a column for each
 language. Every run calls whereformer.translate, and its test set is translated and scored. Finished runs
-are not repeated, and an interrupted run continues. Writes results.json (for each method the scores of every seed, and
-of sentences by length), and prints the means.
+are not repeated, and an interrupted run continues. The results have for each method the scores of every seed, and of
+sentences by length. Prints the means.
 """
 
 from __future__ import annotations
@@ -14,12 +14,11 @@ import itertools
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from lists import listed
+from benchmark import Among, Benchmark, main
 from parts import in_processes
 from rich.console import Console
 from rich.table import Table
@@ -27,14 +26,13 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 import whereformer
-from whereformer.cli.main import execute
 from whereformer.data.parallel import Pairs
 from whereformer.errors import InputError
 from whereformer.files import write_atomically
 from whereformer.lab.options import find_device
+from whereformer.lab.recipe import Names
 from whereformer.lab.run import read_records, threads
 from whereformer.lab.translation import load, translate_lines
-from whereformer.provenance import write_results
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "shaw": ("shaw", {"clip": 16}),
@@ -44,20 +42,23 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Names that stand for a method with options."""
 
+MINE = ("data", "methods", "languages", "seeds", "workers")
+"""Options that a run's results do not depend on; the others, except the test file, are options of a training."""
+
 METHODS = ("sinusoidal", "learned", "rope", "t5", "tisa", "shaw", "shaw-keys", "shaw-clip-4", "shaw-clip-2")
 
 
-@dataclass(frozen=True)
-class Translation:
+@dataclass(frozen=True, kw_only=True)
+class Translation(Benchmark):
     """Measure the BLEU of small translation models with each position method, all trained the same way."""
 
-    data: Annotated[Path, tyro.conf.arg(metavar="FOLDER")]
+    data: Path
     """Folder with train.parquet, validation.parquet and the test file."""
     test: str = "test.parquet"
     """The test file in that folder."""
-    languages: Annotated[str, tyro.conf.arg(metavar="A,B")] = "de,fr"
+    languages: Names = ("de", "fr")
     """Columns to translate into, from English."""
-    methods: Annotated[str, tyro.conf.arg(metavar="A,B")] = ",".join(METHODS)
+    methods: Annotated[Names, Among([*METHODS, "none"])] = METHODS
     """Position methods."""
     seeds: int = 3
     """Number of runs of each method, with seeds 0, 1, 2 and so on. All methods run with one seed before the next."""
@@ -66,7 +67,7 @@ class Translation:
     intermediate_size: int = 512
     """Width within the feed-forward layers."""
     dropout: float = 0.0
-    """Dropout on embeddings and on the output of sublayers. Training is too short to memorise the text."""
+    """Dropout on embeddings and on the output of sublayers. Training is too short to memorize the text."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     """Precision; bfloat16 is mixed precision."""
     steps: int = 1000
@@ -76,29 +77,36 @@ class Translation:
     learning_rate: float = 5e-3
     """Peak of the learning rate."""
     warmup: int = 400
-    """Number of steps in which the learning rate rises."""
+    """Number of steps while the learning rate rises."""
     workers: int = 1
     """Number of runs at a time, each on one thread."""
     out: Path = Path("runs/translation")
-    """Folder for the runs and results.json."""
 
-    def run(self, console: Console) -> None:
+    def measure(self, console: Console) -> dict[str, Any]:
         for file in ("train.parquet", "validation.parquet", self.test):
             if not (self.data / file).is_file():
                 raise InputError("data", f"expected {file} in {self.data}")
-        names = listed("methods", self.methods, [*METHODS, "none"])
         runs = [
-            (name, language, seed)
-            for seed in range(self.seeds)
-            for language in listed("languages", self.languages)
-            for name in names
+            (name, language, seed) for seed in range(self.seeds) for language in self.languages for name in self.methods
         ]
-        for each, scores in in_processes(self._scores, runs, self.workers):
-            console.print(f"{' '.join(map(str, each))}: BLEU {scores['bleu']}", highlight=False)
-        self._gather(console, names)
+        facts = {}
+        for run, facts[run] in in_processes(self._facts, runs, self.workers):
+            console.print(f"{' '.join(map(str, run))}: BLEU {facts[run]['seed']['bleu']}", highlight=False)
+        settings = self.settings(*MINE)
+        results: dict[str, Any] = {"settings": settings, "languages": {}}
+        for name, language, seed in runs:
+            run_facts = facts[name, language, seed]
+            about = run_facts["about"]
+            results |= {**run_facts["origin"], "epochs": about["epochs"], "signature": run_facts["signature"]}
+            method = results["languages"].setdefault(language, {}).setdefault(name, {"seeds": {}})
+            method |= {key: about[key] for key in ("parameters", "positional_parameters")}
+            method["seeds"][seed] = run_facts["seed"]
+        for language, methods in results["languages"].items():
+            self._print(console, language, methods)
+        return results
 
-    def _scores(self, run: tuple[str, str, int]) -> dict[str, Any]:
-        """Return the scores of a run. If there is no such run, make it first."""
+    def _facts(self, run: tuple[str, str, int]) -> dict[str, Any]:
+        """Return the scores of a run and the facts of its training; it is made first if it is missing."""
         name, language, seed = run
         folder = self.out / language / name / str(seed)
         file = folder / "scores.json"
@@ -115,66 +123,38 @@ class Translation:
                     seed=seed,
                     position=position,
                     position_options=json.dumps(options),
-                    dtype=self.dtype,
-                    steps=self.steps,
                     every=max(1, self.steps // 20),
                     average=5,
-                    hidden_size=self.hidden_size,
-                    intermediate_size=self.intermediate_size,
-                    batch_tokens=self.batch_tokens,
-                    learning_rate=self.learning_rate,
-                    warmup=self.warmup,
-                    dropout=self.dropout,
                     quiet=True,
+                    **self.settings(*MINE, "test"),
                 )
             test = Pairs("data", (self.data / self.test,), columns)
             sources, targets = zip(*test, strict=True)
             with threads(1):
                 written = translate_lines(*load(str(folder / "model"), find_device("auto")), sources)
             write_atomically(file, json.dumps(score(written, targets, sources)) + "\n")
-        scores: dict[str, Any] = json.loads(file.read_text())
-        return scores
-
-    def _gather(self, console: Console, names: Sequence[str]) -> None:
-        """Summarize all finished runs."""
-        left_out = ("data", "out", "methods", "languages", "seeds", "workers")
-        settings = {name: value for name, value in asdict(self).items() if name not in left_out}
-        results: dict[str, Any] = {"settings": settings, "languages": {}}
-        for language in listed("languages", self.languages):
-            methods: dict[str, Any] = {}
-            results["languages"][language] = methods
-            for name in names:
-                methods[name] = {"seeds": {}}
-                for seed in range(self.seeds):
-                    folder = self.out / language / name / str(seed)
-                    if not (folder / "scores.json").exists():
-                        continue
-                    scores = json.loads((folder / "scores.json").read_text())
-                    first, *_ = (folder / "records.jsonl").read_text().splitlines()
-                    training = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
-                    results |= {fact: json.loads(first)[fact] for fact in ("date", "commit", "machine", "versions")}
-                    results["epochs"] = training["about"]["epochs"]
-                    results["signature"] = scores["bleu_signature"]
-                    about = training["about"]
-                    methods[name] |= {key: about[key] for key in ("parameters", "positional_parameters")}
-                    methods[name]["seeds"][seed] = {
-                        "bleu": scores["bleu"],
-                        "chrf": scores["chrf"],
-                        "held_out_loss": training["saved"]["loss"],
-                        "held_out_losses": [(step, each["loss"]) for step, each in training["scores"]],
-                        "bleu_by_words": scores["bleu_by_words"],
-                    }
-            if done := {name: found for name, found in methods.items() if found["seeds"]}:
-                self._print(console, language, done)
-        write_results(self.out / "results.json", results)
-        console.print(f"wrote {self.out / 'results.json'}", highlight=False)
+        scores = json.loads(file.read_text())
+        first = json.loads((folder / "records.jsonl").read_text().partition("\n")[0])
+        training = read_records(folder / "records.jsonl")[1]['["train"]']["value"]
+        return {
+            "origin": {fact: first[fact] for fact in ("date", "commit", "machine", "versions")},
+            "about": training["about"],
+            "signature": scores["bleu_signature"],
+            "seed": {
+                "bleu": scores["bleu"],
+                "chrf": scores["chrf"],
+                "held_out_loss": training["saved"]["loss"],
+                "held_out_losses": [(step, score["loss"]) for step, score in training["scores"]],
+                "bleu_by_words": scores["bleu_by_words"],
+            },
+        }
 
     def _print(self, console: Console, language: str, methods: dict[str, Any]) -> None:
         first = next(iter(next(iter(methods.values()))["seeds"].values()))["bleu_by_words"]
         parts = [f"{part['from']}-{part['to'] or ''}" for part in first]
         table = Table("", "BLEU", "seeds", "chrF", "loss", *parts, title=f"en-{language}; BLEU by words")
-        for name, found in methods.items():
-            seeds = list(found["seeds"].values())
+        for name, method in methods.items():
+            seeds = list(method["seeds"].values())
             bleu = [seed["bleu"] for seed in seeds]
             by_words = [
                 statistics.fmean(seed["bleu_by_words"][part]["bleu"] for seed in seeds) for part in range(len(parts))
@@ -210,4 +190,4 @@ def score(hypotheses: Sequence[str], references: Sequence[str], sources: Sequenc
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(Translation))
+    main(Translation)

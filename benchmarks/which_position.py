@@ -1,10 +1,10 @@
-"""Put the results of all experiments beside each other: a row for each position method, a column for each question.
+"""Put the results of all experiments into one table: a row for each position method, a column for each question.
 
 Run: .venv/bin/python benchmarks/which_position.py
 
 Reads the results that other commands wrote into benchmarks/results, writes docs/images/which-position-*.svg and prints
-the table of docs/results/which-position.md. A cell is dark if the method is as good as the best one as far as the
-experiment can tell: if their gap is at most the column's noise. It is pale if the gap is more than three times that.
+the table of docs/results/which-position.md. A cell is dark if the experiment cannot separate the method from the best
+one: their gap is at most the column's noise. It is pale if the gap is more than three times the noise.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
+from benchmark import main
 from pictures import box, save, text
 from rich.console import Console
 
 from whereformer.analysis.ranking import SEED_NOISE
-from whereformer.cli.main import execute
+from whereformer.lab.recipe import WithPlugin
 
 METHODS = (
     "none",
@@ -65,28 +65,22 @@ class Column:
     digits: int
     less_is_better: bool = False
 
-    def text(self, method: str) -> str:
-        """Return the cell's text."""
+    def cell(self, method: str) -> tuple[str, str]:
+        """Return the cell's text, and how good it is."""
         if method not in self.values:
-            return "?"
-        value = self.values[method]
-        return "cannot" if value is None else f"{value:.{self.digits}f}"
-
-    def kind(self, method: str) -> str:
-        """Return how good the cell is."""
-        if method not in self.values:
-            return UNKNOWN
+            return "?", UNKNOWN
         value = self.values[method]
         if value is None:
-            return FAR
-        known = [other for other in self.values.values() if other is not None]
+            return "cannot", FAR
+        known = [number for number in self.values.values() if number is not None]
         gap = value - min(known) if self.less_is_better else max(known) - value
-        return BEST if gap <= self.noise else BEHIND if gap <= 3 * self.noise else FAR
+        kind = BEST if gap <= self.noise else BEHIND if gap <= 3 * self.noise else FAR
+        return f"{value:.{self.digits}f}", kind
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison measured: its training length, its models by method and seed, and speeds relative to none."""
+    """A comparison's training length, its models by method and seed, and speeds relative to none."""
 
     length: int
     runs: dict[str, dict[str, Any]]
@@ -95,14 +89,14 @@ class Comparison:
     @classmethod
     def load(cls, path: Path) -> Comparison:
         """Read a comparison that is kept in benchmarks/results."""
-        found = json.loads(path.read_text())
-        speed = {name: each["relative_speed"] for name, each in found["speed"].items()}
-        return cls(found["settings"]["length"], found["runs"], speed)
+        results = json.loads(path.read_text())
+        speed = {name: measured["relative_speed"] for name, measured in results["speed"].items()}
+        return cls(results["settings"]["length"], results["runs"], speed)
 
 
-@dataclass(frozen=True)
-class WhichPosition:
-    """Draw and print what all experiments say about each position method."""
+@dataclass(frozen=True, kw_only=True)
+class WhichPosition(WithPlugin):
+    """Draw and print the results of all experiments about each position method."""
 
     results: Path = Path("benchmarks/results")
     """Folder with a folder of results for each machine."""
@@ -121,24 +115,26 @@ class WhichPosition:
             ]
             lines += ["| *noise* | " + " | ".join(f"{column.noise:.{column.digits}f}" for column in columns) + " |", ""]
             console.print("\n".join(lines), highlight=False, soft_wrap=True, markup=False)
-        losses, others = parts
-        wide = [column for column in losses if "256" in column.title]
-        masked = [column for column in losses if "mask" in column.title and column not in wide]
-        following = [column for column in losses if column not in wide and column not in masked]
+        losses, scores = parts
         longer = "4 times\nas long", "8 times\nas long"
         for name, title, columns, heads in (
-            ("masked", "Loss of masked words, 64 tokens", masked, ("\nloss", "equal\ntime", *longer)),
-            ("next", "Loss of the next word, 64 tokens", following, ("\nloss", "equal\ntime", longer[1])),
-            ("256", "Loss, 256 tokens", wide, ("masked\nwords", longer[1], "next\nword", longer[1])),
-            ("speed", "Speed, and GLUE", others[:3], ("masked\nwords", "next\nword", "GLUE,\n4 tasks")),
-            ("translation", "Translation, BLEU", others[3:6], ("\nGerman", "4 times\nthe steps", "\nFrench")),
-            ("probes", "Probes, tasks solved", others[6:], ("\nof 7", "at twice\nthe length")),
+            ("masked", "Loss of masked words, 64 tokens", losses[:4], ("\nloss", "equal\ntime", *longer)),
+            ("next", "Loss of the next word, 64 tokens", losses[6:9], ("\nloss", "equal\ntime", longer[1])),
+            (
+                "256",
+                "Loss, 256 tokens",
+                losses[4:6] + losses[9:],
+                ("masked\nwords", longer[1], "next\nword", longer[1]),
+            ),
+            ("speed", "Speed, and GLUE", scores[:3], ("masked\nwords", "next\nword", "GLUE,\n4 tasks")),
+            ("translation", "Translation, BLEU", scores[3:6], ("\nGerman", "4 times\nthe steps", "\nFrench")),
+            ("probes", "Probes, tasks solved", scores[6:], ("\nof 7", "at twice\nthe length")),
         ):
             self._draw(name, title, columns, heads)
 
     def _marked(self, column: Column, method: str) -> str:
-        text = column.text(method)
-        return f"**{text}**" if column.kind(method) == BEST else text
+        text, kind = column.cell(method)
+        return f"**{text}**" if kind == BEST else text
 
     def _read(self, name: str) -> Any:
         return json.loads((self.results / "amd-epyc-2-cores" / name).read_text())
@@ -164,11 +160,12 @@ class WhichPosition:
 
     def _speeds(self) -> list[Column]:
         masked, absolute = self._masked()
-        causal = self._runs("comparison_causal.json")
-        return [
-            _speed((absolute, masked), "speed,\nmasked words"),
-            _speed((causal,), "speed,\nnext word"),
-        ]
+        # The later of two comparisons counts where both have a method.
+        speeds = {
+            "masked words": absolute.speed | masked.speed,
+            "next word": self._runs("comparison_causal.json").speed,
+        }
+        return [Column(f"speed,\n{task}", speed, 0.05, 2) for task, speed in speeds.items()]
 
     def _masked(self) -> tuple[Comparison, Comparison]:
         """Return two comparisons with the same text, settings and seeds: of most methods, and of absolute ones."""
@@ -191,12 +188,13 @@ class WhichPosition:
 
     def _glue(self) -> Column:
         """Return the mean score over the tasks of GLUE, after pretraining from scratch."""
-        found = self._read("tisa_from_start.json")["methods"]
+        methods = self._read("tisa_from_start.json")["methods"]
         means = {
-            name: [100 * statistics.fmean(model["glue"].values()) for model in models] for name, models in found.items()
+            name: [100 * statistics.fmean(model["glue"].values()) for model in models]
+            for name, models in methods.items()
         }
         return Column(
-            "4 GLUE\ntasks", {name: statistics.median(mean) for name, mean in means.items()}, _noise(means), 1
+            "4 GLUE\ntasks", {name: statistics.median(seeds) for name, seeds in means.items()}, _noise(means), 1
         )
 
     def _translation(self) -> list[Column]:
@@ -207,11 +205,11 @@ class WhichPosition:
             ("translation.json", "fr", "BLEU,\nFrench"),
         ):
             results = self._read(file)
-            found = results["languages"][language]
-            scores = {name: [seed["bleu"] for seed in method["seeds"].values()] for name, method in found.items()}
+            methods = results["languages"][language]
+            scores = {name: [seed["bleu"] for seed in method["seeds"].values()] for name, method in methods.items()}
             means = {name: statistics.fmean(seeds) for name, seeds in scores.items()}
             columns.append(Column(title.format(f"{results['settings']['steps']:,}"), means, _noise(scores), 1))
-        # One seed says nothing about noise, so that of three seeds has to do.
+        # One seed says nothing about noise, so the noise of three seeds stands in.
         noise = max(column.noise for column in columns)
         return [Column(column.title, column.values, column.noise or noise, 1) for column in columns]
 
@@ -226,8 +224,8 @@ class WhichPosition:
             solved: dict[str, float | None] = {}
             for methods in results["runs"].values():
                 for name, runs in methods.items():
-                    right = [_accuracy(run["scores"][str(factor * length)]) for run in runs.values()]
-                    solved[name] = (solved.get(name) or 0) + (statistics.median(right) >= SOLVED)
+                    accuracies = [run["scores"][str(factor * length)].get("accuracy", 0.0) for run in runs.values()]
+                    solved[name] = (solved.get(name) or 0) + (statistics.median(accuracies) >= SOLVED)
             columns.append(Column(title.format(len(results["runs"])), solved, 1.0, 0))
         return columns
 
@@ -239,9 +237,9 @@ class WhichPosition:
             for y, line in zip((29, 42), head.split("\n"), strict=True):
                 parts.append(text(x + CELL / 2, y, line, "muted middle"))
             for y, method in zip(range(46, height, ROW), METHODS, strict=True):
-                kind = column.kind(method)
+                words, kind = column.cell(method)
                 parts.append(box(x + 1, y + 1, CELL - 2, ROW - 2, kind))
-                parts.append(text(x + CELL / 2, y + 15, column.text(method), f"middle on-{kind}"))
+                parts.append(text(x + CELL / 2, y + 15, words, f"middle on-{kind}"))
         for y, method in zip(range(46, height, ROW), METHODS, strict=True):
             parts.append(text(NAMES - 6, y + 15, method, "end"))
         save(self.out / f"which-position-{name}.svg", WIDTH, height, f"{title}, by position method", parts)
@@ -266,20 +264,10 @@ def _median(scores: list[dict[str, Any]]) -> float | None:
     return None if any("cannot" in score for score in scores) else statistics.median(score["loss"] for score in scores)
 
 
-def _speed(sources: tuple[Comparison, ...], title: str) -> Column:
-    """Return the speeds of training; where several sources have a method, the last one counts."""
-    speeds = {name: speed for results in sources for name, speed in results.speed.items()}
-    return Column(title, speeds, 0.05, 2)
-
-
-def _accuracy(score: Mapping[str, float]) -> float:
-    return score.get("accuracy", 0.0)
-
-
 def _noise(scores: Mapping[str, list[float]]) -> float:
     """Return the largest range over the seeds of one method."""
     return max(max(seeds) - min(seeds) for seeds in scores.values())
 
 
 if __name__ == "__main__":
-    execute(tyro.cli(WhichPosition))
+    main(WhichPosition)

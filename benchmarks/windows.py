@@ -2,8 +2,8 @@
 
 Each number is how many times as fast the window is as full attention with the same terms by this library, without
 gradients and as a training step (forward and all gradients), by the CPU time of one thread. Full attention, the window
-and a causal window (128 tokens before the query) take turns, and each keeps its best time. The goal is that a window
-is 10 times as fast. The last two columns are the time of full attention divided by that of torch's, without positions.
+and a causal window (128 tokens before the query) take turns, and each keeps its best time. The goal is that a window is
+10 times as fast. The last two columns are the time of full attention divided by the time of torch's, without positions.
 
 Run: python benchmarks/windows.py [--length 4096] [--heads 4] [--terms none,bias,t5,shaw] [--dtypes float32,bfloat16]
     [--rounds 3] [--out FILE]
@@ -11,73 +11,71 @@ Run: python benchmarks/windows.py [--length 4096] [--heads 4] [--terms none,bias
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from attention_kinds import WINDOW, BenchProblem, Case, make_problem
+from attention_kinds import DTYPES, KINDS, WINDOW, Case, make_problem
 from attention_ways import FLOOR, Clock, Way, backend, make_step
+from benchmark import Among, Benchmark, main
+from rich.console import Console
 from side_by_side import by_turns
 
-from whereformer.kernels import attention
-from whereformer.provenance import write_results
+from whereformer.lab.recipe import Names
 
 CPU = torch.device("cpu")
 
 
 def within(**options: Any) -> Way:
     """Return the way that computes a problem in a window."""
-
-    def prepare(problem: BenchProblem) -> Callable[[], torch.Tensor]:
-        return lambda: attention(problem.query, problem.key, problem.value, problem.terms, **options)
-
-    return Way("window", prepare)
+    return replace(backend("auto"), simplify=lambda problem: replace(problem, options=options))
 
 
 WAYS = {"torch": FLOOR, "full": backend("auto"), "window": within(window=WINDOW), "causal": within(window=(WINDOW, 0))}
 
 
-def measure(case: Case, rounds: int) -> dict[str, dict[str, float]]:
-    """Return the least seconds of each way, forward and training."""
-    clock = Clock(CPU, 1)
-    seconds: dict[str, dict[str, float]] = {way: {} for way in WAYS}
-    for direction in ("forward", "training"):
-        problem = make_problem(replace(case, direction=direction), CPU)
-        costs = {name: partial(clock.seconds, make_step(way, problem)) for name, way in WAYS.items()}
-        for name, times in by_turns(costs, rounds).items():
-            seconds[name][direction] = min(times)
-    return seconds
+@dataclass(frozen=True, kw_only=True)
+class Windows(Benchmark):
+    """Measure how many times as fast a window is as full attention."""
 
+    length: int = 4096
+    """Number of tokens."""
+    heads: int = 4
+    """Attention heads."""
+    terms: Annotated[Names, Among(KINDS)] = ("none", "bias", "t5", "shaw")
+    """Kinds of terms."""
+    dtypes: Annotated[Names, Among(DTYPES)] = ("float32", "bfloat16")
+    """Types of the inputs."""
+    rounds: int = 3
+    """How many times each way is timed."""
+    out: Path = Path("runs/windows.json")
 
-def main() -> None:
-    """Measure every dtype with every kind of terms, and print how many times as fast windows are."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--terms", default="none,bias,t5,shaw")
-    parser.add_argument("--dtypes", default="float32,bfloat16")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, help="write the seconds there, as JSON")
-    asked = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"window {WINDOW}, n = {asked.length}: times as fast as full attention, forward and training; goal 10")
-    print(f"{'':18}{'both sides':>16}{'causal':>16}{'full / torch':>16}")
-    results = {}
-    for dtype in asked.dtypes.split(","):
-        for name in asked.terms.split(","):
-            found = measure(Case(name, asked.length, 1, asked.heads, 64, dtype, "forward"), asked.rounds)
-            results[f"{dtype} {name}"] = found
-            pairs = (("full", "window"), ("full", "causal"), ("full", "torch"))
-            ratios = [found[one][step] / found[other][step] for one, other in pairs for step in found[one]]
-            print(f"{dtype:10}{name:8}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
-    if asked.out:
-        settings = {"length": asked.length, "heads": asked.heads, "window": WINDOW, "rounds": asked.rounds}
-        write_results(asked.out, {**settings, "seconds": results})
+    def measure(self, console: Console) -> dict[str, Any]:
+        print(f"window {WINDOW}, n = {self.length}: times as fast as full attention, forward and training; goal 10")
+        print(f"{'':18}{'both sides':>16}{'causal':>16}{'full / torch':>16}")
+        results = {}
+        for dtype in self.dtypes:
+            for name in self.terms:
+                seconds = self._seconds(Case(name, self.length, 1, self.heads, 64, dtype, "forward"))
+                results[f"{dtype} {name}"] = seconds
+                pairs = (("full", "window"), ("full", "causal"), ("full", "torch"))
+                ratios = [seconds[a][step] / seconds[b][step] for a, b in pairs for step in seconds[a]]
+                print(f"{dtype:10}{name:8}" + "".join(f"{ratio:8.2f}" for ratio in ratios), flush=True)
+        return {**self.settings("terms", "dtypes"), "window": WINDOW, "seconds": results}
+
+    def _seconds(self, case: Case) -> dict[str, dict[str, float]]:
+        """Return the lowest seconds of each way, forward and training."""
+        clock = Clock(CPU, 1)
+        seconds: dict[str, dict[str, float]] = {way: {} for way in WAYS}
+        for direction in ("forward", "training"):
+            problem = make_problem(replace(case, direction=direction), CPU)
+            costs = {name: partial(clock.seconds, make_step(way, problem)) for name, way in WAYS.items()}
+            for name, times in by_turns(costs, self.rounds).items():
+                seconds[name][direction] = min(times)
+        return seconds
 
 
 if __name__ == "__main__":
-    main()
+    main(Windows)

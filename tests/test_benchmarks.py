@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -81,7 +82,6 @@ def attention(run, tmp_path):
     rows = results_of(tmp_path / "results.json")["rows"]
     assert {row["way"] for row in rows} >= {"auto", "shaw:tensor2tensor"}
     assert {row["commit"] for row in rows} == {provenance.commit()}
-    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
     assert "| Shaw, keys and values | float32 training | - |" in (tmp_path / "goals.md").read_text().replace(
         "\N{NO-BREAK SPACE}", " "
     )
@@ -95,25 +95,30 @@ def tiny_comparison(tmp_path):
     return text, small | {"rate_factors": "1"}
 
 
-def compare_time(run, tmp_path):
+def properties(run, tmp_path):
     text, small = tiny_comparison(tmp_path)
-    options = f"--options={json.dumps({'data': str(text), **small})}"
-    source = Path(whereformer.__file__).parents[1]
-    few = (f"--before={source}", "--steps=3", "--positions=none", "--rounds=1")
-    printed = run("compare_time", *few, options, f"--out={tmp_path / 'time.json'}")
-    results = results_of(tmp_path / "time.json")
-    assert results["ratio"] == results["seconds"]["before"][0] / results["seconds"]["after"][0] > 0
-    assert f"{results['ratio']:.2f} times the steps in the same time" in printed
+    whereformer.compare(data=text, positions="none,learned,tisa", steps=2, **small, out=tmp_path / "runs", quiet=True)
+    printed = run("properties", tmp_path / "runs", f"--out={tmp_path / 'results.json'}")
+    ticks = results_of(tmp_path / "results.json")["properties"]
+    assert [has_property for has_property, _ in ticks["tisa"].values()][1:] == [True] * 5
+    assert ticks["learned"]["inductive"] == [False, "cannot"]
+    assert ticks["learned"]["translation invariant"][0] is False
+    assert "no*" not in printed
 
 
-def compare_check(run, tmp_path):
+def verdicts(run, tmp_path):
     text, small = tiny_comparison(tmp_path)
-    # Too few steps for predictions, which the tests of the ranking check.
-    options = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
-    printed = run("compare_check", f"--data={text}", *options)
-    assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
-    assert {row["position"] for row in results_of(tmp_path / "out" / "check.json")["methods"]} == {"none", "learned"}
-    assert load(tmp_path / "out" / "12")[0].steps == 12
+    short, long, tasks = tmp_path / "short", tmp_path / "long", tmp_path / "tasks"
+    for out, steps in ((short, 2), (long, 4)):
+        whereformer.compare(data=text, positions="none,learned", steps=steps, seeds=2, **small, out=out, quiet=True)
+    whereformer.probe(positions="none,tisa", tasks="previous", length=4, steps=1, jobs=1, out=tasks, quiet=True)
+    shutil.copytree(tasks, tmp_path / "again")
+    printed = run("verdicts", short, long, tasks, tmp_path / "again", f"--out={tmp_path / 'verdicts.json'}")
+    counts = results_of(tmp_path / "verdicts.json")["verdicts"]
+    assert "a task that a method fails (1): 1 failed\n" in printed
+    assert counts["a method that solves the most tasks, after too few steps for a verdict"] == {"still does": 1}
+    assert sum(counts["2 seeds: a method that is not learning yet"].values()) == 1
+    assert sum(counts["1 seed: a method that is not learning yet"].values()) == 2
 
 
 def extend(run, tmp_path):
@@ -126,7 +131,7 @@ def extend(run, tmp_path):
     pairs.write_text("\n".join(map(json.dumps, rows)))
     whereformer.extend(model=model, data=documents, length=48, steps=1, out=tmp_path / "longer", quiet=True)
     paths = (f"--model={model}", f"--documents={documents}", f"--pairs={pairs}", f"--extended={tmp_path / 'longer'}")
-    small = ("--length=48", "--count=20", "--places=3", "--passage=8", "--chunks", "30", "10")
+    small = ("--length=48", "--count=20", "--passages=3", "--passage=8", "--chunks", "30", "10")
     run("extend", *paths, *small, f"--out={tmp_path / 'out'}")
     scores = results_of(tmp_path / "out" / "results.json")["rows"]
     chunks = ["mean of chunks of 30", "mean of chunks of 10", "a vector for each chunk"]
@@ -187,10 +192,10 @@ def gpu_check(run, tmp_path):
         pytest.importorskip("triton")
         # What it would check on a GPU, in short and in the interpreter.
         check = runpy.run_path(str(FOLDER / "gpu_check.py"))
-        check["table"].__globals__["DEVICE"] = "cpu"
+        check["correct"].__globals__["DEVICE"] = "cpu"
         interpreter = importlib.import_module("tests.kernels.interpreter")
         interpreter.mend()
-        for name, option in (("none", ""), ("shaw", "causal"), ("t5", "window"), ("full", "ids")):
+        for name, option in (("none", ""), ("shaw", "causal"), ("t5", "window"), ("bias", "ids"), ("decay", "")):
             result = check["correct"](name, option, 20, dim=16)
             assert result["ok"], result
             assert result["same bits ten times"]
@@ -305,15 +310,16 @@ SIMPLE = {
             set(results["quotients"]["bfloat16 shaw"]["20"]) == {"output", "query", "key", "value", "keys", "values"}
         ),
     ),
-    "funnel": (
-        "--lengths=16 --tokens=16 --blocks=1-1 --hidden-size=64 --rounds=1",
-        lambda results: len(results["rows"]) == 2 * 2 * 5,  # base and decoder, forward and training
+    "generation": (
+        "--decoding=8x1 --translation=none --rounds=1",
+        lambda results: [row["model"] for row in results["rows"]] == ["its own", "none", "t5", "tisa", "shaw", "rope"],
     ),
     "images": ("--cases=2x2x3x4x8 --rounds=1", lambda results: len(results["rows"]) == 2),  # forward and training
     "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
-        "--lengths=8 --tokens=8 --layers=1 --rounds=1 --dtypes=float32",
-        lambda results: len(results["rows"]) == 2 * (4 * 2 + 5),  # forward and training; pairs, and the encoders
+        "--models=bert,t5,modernbert,deberta,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3"
+        " --rounds=1 --dtypes=float32",
+        lambda results: len(results["rows"]) == 2 * (4 * 2 + 3 * 5),  # forward and training; pairs, and encoders
     ),
     "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (
@@ -325,8 +331,8 @@ SIMPLE = {
 """Benchmarks that need no data, with options and what their results have to be."""
 
 HELPERS = {
-    *("attention_kinds", "attention_peers", "attention_plot", "attention_ways"),
-    *("goals", "lists", "parts", "peak", "pictures", "side_by_side"),
+    *("attention_kinds", "attention_peers", "attention_ways"),
+    *("benchmark", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
 }
 """Files that benchmarks share."""
 
@@ -362,12 +368,44 @@ def test_tasks_are_done_in_processes(monkeypatch, processes):
     assert dict(done) == {-2: 2, -1: 1}
 
 
-def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed():
-    outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
-    base, near, far = ({0: SimpleNamespace(windows=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
-    assert outcome(base, far) == "still clear"
-    assert outcome(base, near) == outcome(near, base) == "too close to tell"
-    assert outcome(far, base) == "reversed"
+def test_medians_over_seeds_decide_whether_longer_text_is_read_as_well(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    inductive = importlib.import_module("properties").inductive
+
+    def runs(*losses):
+        """A model for each pair of losses, at the training length and at four times that."""
+        return {
+            seed: SimpleNamespace(loss=loss, scores=[[loss, 0], [long, 0]]) for seed, (loss, long) in enumerate(losses)
+        }
+
+    baseline = runs((5.0, 5.1))
+    assert inductive(runs((3.0, 3.05)), baseline, 1) == (True, "+0.05")
+    assert inductive(runs((3.0, 3.12)), baseline, 1) == (False, "+0.12")
+    assert inductive(runs((3.0, 3.5), (3.0, 3.0), (3.0, 3.02)), baseline, 1) == (True, "+0.02")
+    assert inductive(runs((4.95, 4.97)), baseline, 1) == (None, "+0.02")  # it has little to lose
+    assert inductive(runs((4.95, 4.97)), {}, 1) == (True, "+0.02")
+
+
+def test_a_longer_comparison_keeps_a_verdict_or_not(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    compare = importlib.import_module("verdicts").compare_rankings
+
+    def models(**losses):
+        return {name: {0: SimpleNamespace(loss=loss, windows=[loss] * 4)} for name, loss in losses.items()}
+
+    short = models(none=5.0, rope=3.0, t5=3.01, learned=3.6)
+    unchanged = set(compare(short, short, "none", 400))
+    assert {("a settled gap", "still clear"), ("a gap that may close", "still clear")} <= unchanged
+    assert ("two methods that are too close to rank", "still too close") in unchanged
+    assert {
+        ("a method that is to take", "among the best"),
+        ("a method that is left out", "not among the best"),
+    } <= unchanged
+    changed = set(compare(short, models(none=5.0, rope=3.0, t5=3.5, learned=2.5), "none", 400))
+    assert ("a settled gap", "reversed") not in changed
+    assert {("a gap that may close", "reversed"), ("a method that may catch up", "among the best")} <= changed
+    assert ("two methods that are too close to rank", "one is clearly better") in changed
+    assert ("a method that is to take", "not among the best") in changed
 
 
 @pytest.fixture
@@ -390,9 +428,8 @@ def measured(timing, prepare, direction="training"):
     """The row of a way to compute a bias."""
     case = timing.Case("bias", 8, 2, 2, 4, "float32", direction)
     way = timing.Way("tried", prepare)
-    return {row.way: row for row in timing.measure(case, [way, timing.backend("auto")], torch.device("cpu"), 2)}[
-        "tried"
-    ]
+    rows = timing.measure(case, [way, timing.backend("auto")], torch.device("cpu"), 2)
+    return next(row for row in rows if row["way"] == "tried")
 
 
 @pytest.mark.parametrize(
@@ -406,13 +443,13 @@ def measured(timing, prepare, direction="training"):
 def test_a_wrong_way_is_caught_and_not_timed(timing, change, expected):
     prepare = timing.backend("blockwise").prepare
     row = measured(timing, lambda problem: prepare(replace(problem, **change(problem))))
-    assert expected in row.note
-    assert row.ratio is None
-    assert row.seconds == ()
+    assert expected in row["note"]
+    assert row["ratio"] is None
+    assert "seconds" not in row
 
 
 def test_a_way_of_another_shape_or_that_raises_says_so(timing):
     prepare = timing.backend("auto").prepare
-    assert "wrong: output has shape" in measured(timing, lambda p: lambda: prepare(p)()[:1], "forward").note
-    assert measured(timing, lambda problem: 1 / 0).note == "ZeroDivisionError: division by zero"
-    assert measured(timing, prepare).ratio > 0
+    assert "wrong: output has shape" in measured(timing, lambda p: lambda: prepare(p)()[:1], "forward")["note"]
+    assert measured(timing, lambda problem: 1 / 0)["note"] == "ZeroDivisionError: division by zero"
+    assert measured(timing, prepare)["ratio"] > 0

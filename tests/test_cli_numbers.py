@@ -9,7 +9,7 @@ from tests.failing import fails, refusals
 from whereformer.cli.main import COMMANDS, command_class
 from whereformer.lab.recipe import find_flags
 
-KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run", "demo")}
+KINDS = {name: command_class(name) for name in COMMANDS if name not in ("positions", "run", "demo", "merge")}
 NEEDED = {
     "finetune": ["--model=x", "--task=rte"],
     "translate train": ["--data", "x", "y"],

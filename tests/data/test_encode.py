@@ -259,6 +259,9 @@ DNA = "".join(random.Random(0).choice("ACGT") for _ in range(60_000))
 ENGLISH = "the cat saw the dog near an old house. " * 2000
 
 
+PAGES = [(DNA if is_held_out(number) else ENGLISH)[:3000] for number in range(20)]
+
+
 @pytest.mark.parametrize(
     ("parts", "share"),
     [
@@ -266,6 +269,7 @@ ENGLISH = "the cat saw the dog near an old house. " * 2000
         ([f"{ENGLISH[:2000]} {DNA[:1000]}"] * 12, None),
         ([DNA[: 4 * 1900], ENGLISH], None),
         ([ENGLISH[:30], DNA * 2], "training text: "),
+        (PAGES, "held-out text: "),
     ],
 )
 def test_a_text_of_unknown_words_is_refused_with_their_share(parts, share, tmp_path):
@@ -277,14 +281,6 @@ def test_a_text_of_unknown_words_is_refused_with_their_share(parts, share, tmp_p
     with pytest.raises(InputError, match=rf"^data: too little to predict in the {share}.* of its tokens are \[UNK\]"):
         encode_file(file, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("ids-*"))
-
-
-def test_a_held_out_part_of_unknown_words_is_refused(tmp_path):
-    file = tmp_path / "text.txt"
-    pages = [(DNA if is_held_out(number) else ENGLISH)[:3000] for number in range(20)]
-    file.write_text("\n\n".join(pages))
-    with pytest.raises(InputError, match=r"^data: too little to predict in the held-out text: "):
-        encode_file(file, tmp_path / "cache")
 
 
 def test_a_text_of_special_tokens_has_nothing_to_predict():

@@ -48,7 +48,7 @@ MEMORY = {
 def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, options, monkeypatch):
     # At every length a block has this many scores, and the compiled kernel as many parts with sums of their own.
     monkeypatch.setattr(blockwise, "MAX_BLOCK_SCORES", 2**15)
-    monkeypatch.setattr(native, "_TASKS", 1)
+    monkeypatch.setattr(native, "_NUM_TASKS", 1)
     peaks = []
     for length in (1024, 2048, 4096):
         inputs = [torch.randn(1, 1, length, 8, requires_grad=True) for _ in range(3)]

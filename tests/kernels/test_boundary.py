@@ -107,27 +107,6 @@ def test_autocast_casts_what_differs_as_torchs_attention_does(terms, backend):
         attention(*mixed, biases, backend=backend)
 
 
-# --- causal rows without terms
-
-
-@pytest.mark.parametrize("stride", [1, 3])
-# The first positions of queries and keys: of a cache, of keys that all or no queries see, and so on.
-@pytest.mark.parametrize("starts", [(None, None), (3, 0), (12, 2), (1, 0), (0, 4), (40, 2), (0, 40)])
-@pytest.mark.parametrize(("n_q", "n_k"), [(1, 9), (4, 9), (9, 9), (12, 9), (12, 1), (3, 0), (0, 3)])
-def test_causal_rows(n_q, n_k, starts, stride):
-    options = {"causal": True}
-    if starts[0] is not None:
-        options["query_positions"] = Positions(starts[0], stride, n_q)
-        options["key_positions"] = Positions(starts[1], stride, n_k)
-    inputs = content(n_q, n_k)
-    outs = []
-    for backend in ("reference", "auto"):
-        out = attention(*inputs, backend=backend, **options)
-        weigh = torch.linspace(0.5, 1.5, out.numel(), dtype=out.dtype).view(out.shape)
-        outs.append([out, *torch.autograd.grad((out * weigh).sum(), inputs, materialize_grads=True)])
-    torch.testing.assert_close(*outs)
-
-
 def test_a_masked_query_after_all_keys_needs_no_offsets(monkeypatch):
     inputs, mask = content(1, 9), torch.rand(B, 9) > 0.4
     expected = attention(*inputs, key_mask=mask)

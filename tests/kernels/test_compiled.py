@@ -104,7 +104,7 @@ def test_a_part_of_the_check_on_a_gpu_needs_no_more_than_torch_and_triton():
     """And pytest and NumPy, which a bare GPU machine has."""
     program = """
 import sys
-for name in ("tyro", "beartype", "rich", "hypothesis", "jaxtyping", "transformers", "scipy"):
+for name in ("beartype", "rich", "hypothesis", "jaxtyping", "transformers", "scipy"):
     sys.modules[name] = None
 import gpu_static, gpu_check, tests.conftest, tests.kernels.test_triton
 """

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from whereformer import OffsetBias, OffsetValues, attention, attention_weights
+from whereformer import OffsetValues, attention, attention_weights
 from whereformer.kernels.dropout import keep_mask, row_seeds
 
 
@@ -63,32 +63,6 @@ def test_mask_is_the_documented_function_of_seed_and_indices():
                 for key in expected
             ]
             assert keep_mask(keys, columns, dropout_p).flatten(0, 2).tolist() == survivors
-
-
-def test_offset_values_read_the_dropped_weights():
-    inputs = content(5, 5)
-    identity = torch.eye(5, dtype=torch.float64).expand(2, 3, 5, 5)
-    table = torch.randn(3, 9, 4, dtype=torch.float64)
-    torch.manual_seed(0)
-    weights = attention(*inputs[:2], identity, dropout_p=0.5, backend="reference")
-    torch.manual_seed(0)
-    out = attention(*inputs, [OffsetValues(table, -4)], dropout_p=0.5, backend="reference")
-    offsets = torch.arange(5) - torch.arange(5).unsqueeze(-1)
-    expected = weights @ inputs[2] + (weights.unsqueeze(-2) @ table[:, offsets + 4]).squeeze(-2)
-    torch.testing.assert_close(out, expected)
-
-
-def test_gradients():
-    tables = torch.randn(3, 3, dtype=torch.float64), torch.randn(1, 3, 4, dtype=torch.float64)
-
-    def call(query, key, value, bias, vectors):
-        torch.manual_seed(0)
-        terms = [OffsetBias(bias, -1), OffsetValues(vectors, -1)]
-        return attention(query, key, value, terms, dropout_p=0.4, backend="reference")
-
-    assert torch.autograd.gradcheck(
-        call, [tensor.requires_grad_() for tensor in (*(rows[:1] for rows in content(2, 3)), *tables)]
-    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
-from tests.kernels.cases import DIM, HEADS, check, content, random
+from tests.kernels.cases import DIM, HEADS, content, random
 from whereformer import FactorPair, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention
 
 KINDS = [OffsetBias, OffsetKeys, OffsetQueries, OffsetValues]
@@ -25,28 +23,6 @@ def expanded(term):
 
 def attend(terms, queries, keys, inputs, backend="reference"):
     return attention(*inputs, terms, query_positions=queries, key_positions=keys, backend=backend)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@given(
-    step=st.integers(2, 4),
-    starts=st.tuples(st.integers(-5, 5), st.integers(-5, 5)),
-    strides=st.tuples(st.integers(1, 2), st.integers(1, 2)),
-    lengths=st.tuples(st.integers(0, 5), st.integers(1, 6)),
-    entries=st.integers(1, 12),
-    first=st.integers(-7, 7),
-)
-def test_a_step_skips_offsets_that_do_not_occur(kind, step, starts, strides, lengths, entries, first):
-    """Also where the table ends before the offsets do, and where all offsets lie to one side of it."""
-    shift = 3  # Positions need no common origin, only offsets that are multiples of the step.
-    queries, keys = (
-        Positions(shift + step * start, step * stride, length)
-        for start, stride, length in zip(starts, strides, lengths, strict=True)
-    )
-    term = kind(table_of(kind, entries), step * first, step)
-    inputs = content(lengths[0], lengths[1])
-    expected = attend([expanded(term)], queries, keys, inputs)
-    torch.testing.assert_close(attend([term], queries, keys, inputs), expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -70,13 +46,6 @@ def test_tables_with_and_without_a_step_go_together(backend):
     actual = attend([*stepped, *plain, *factors], queries, keys, inputs, backend)
     expected = attend([*map(expanded, stepped), *plain, *factors], queries, keys, inputs)
     torch.testing.assert_close(actual, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_of_tiles(kind):
-    positions = {"query_positions": Positions(-3, 4, 70), "key_positions": Positions(-1, 2, 140)}
-    terms = [(lambda table, first: kind(table, first, 2), [table_of(kind, 420)], -280)]
-    check("blockwise", content(70, 140), terms, **positions)
 
 
 NO_MULTIPLES = "expected first and all offsets between positions to be multiples of"

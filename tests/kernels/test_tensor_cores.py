@@ -9,61 +9,9 @@ import torch
 
 from tests.kernels import tensor_cores
 from tests.kernels.cases import HEADS, check, content, need_triton, random
-from tests.kernels.rounding import ROUNDINGS
 from whereformer import OffsetBias
 from whereformer.kernels.make_call import make_call
 from whereformer.kernels.triton.blocks import choose_precision
-
-UNIT = 2.0**-24
-
-
-def relative_error(left, right, product):
-    """The largest error of a product, in unit roundoffs of its size."""
-    exact, size = (f(left.astype(float)) @ f(right.astype(float)) for f in (np.array, abs))
-    return (abs(product - exact) / size).max() / UNIT
-
-
-def one_by_one(left, right):
-    """A product as float32 computes it without tensor cores, one multiply-add after the other."""
-    total = np.zeros((len(left), right.shape[1]), np.float32)
-    for k in range(left.shape[1]):
-        total = (total + left[:, k : k + 1].astype(float) * right[k : k + 1]).astype(np.float32)
-    return total
-
-
-def normal(random):
-    return random.standard_normal((64, 64)), random.standard_normal((64, 64))
-
-
-def positive(random):
-    return random.random((64, 64)), random.random((64, 64))
-
-
-def equal(random):
-    """All roundings go the same way."""
-    return np.repeat(random.uniform(1, 2, (64, 1)), 64, 1), np.repeat(random.uniform(1, 2, (1, 64)), 64, 0)
-
-
-def large_and_small(random):
-    return (numbers * 10.0 ** random.integers(-12, 12, (64, 64)) for numbers in normal(random))
-
-
-@pytest.mark.parametrize("draw", [normal, positive, equal, large_and_small])
-def test_products_are_about_as_exact_as_those_of_float32(draw):
-    errors = []
-    for seed in range(10):
-        left, right = (numbers.astype(np.float32) for numbers in draw(np.random.default_rng(seed)))
-        errors.append([relative_error(left, right, f(left, right)) for f in (tensor_cores.dot, one_by_one)])
-    ours, theirs = np.array(errors).max(0)
-    assert ours < 3 * theirs
-    if draw is normal:
-        assert ours < ROUNDINGS
-
-
-def test_a_single_product_of_tf32_would_be_hundreds_of_times_less_exact():
-    left, right = (numbers.astype(np.float32) for numbers in normal(np.random.default_rng(0)))
-    cut = (left.view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
-    assert relative_error(left, right, cut.astype(float) @ right) > 100 * ROUNDINGS
 
 
 def test_what_is_not_finite_stays_so():

@@ -9,7 +9,6 @@ import torch
 from tests.kernels.cases import (
     BATCH,
     DEVICE,
-    DIM,
     EVERY_KIND,
     HEADS,
     call_of,
@@ -19,9 +18,8 @@ from tests.kernels.cases import (
     output_gradient,
     random,
     terms_of,
-    with_log_sums,
 )
-from whereformer import OffsetBias, OffsetQueries, OffsetValues, Positions, attention, explain
+from whereformer import OffsetBias, OffsetQueries, Positions, attention, explain
 from whereformer.kernels.make_call import make_call
 
 pytest.importorskip("triton")
@@ -41,12 +39,6 @@ def test_in_short():
     terms = terms_of((*EVERY_KIND, "queries", "decay"), 20, 20)
     options = {"query_positions": torch.arange(20) * 7 % 11, "key_mask": torch.arange(40).view(BATCH, 20) % 3 > 0}
     check("triton", content(20, 20), terms, dropout_p=0.2, **options)
-
-
-@pytest.mark.slow
-def test_a_table_for_all_offsets_beside_one_with_few():
-    few, for_all = (OffsetBias, [random(HEADS, 3)], -1), (OffsetValues, [random(1, 95, DIM)], -47)
-    check("triton", content(48, 48), [few, for_all])
 
 
 @pytest.mark.parametrize(
@@ -69,27 +61,6 @@ def test_operators(names, options):
     # Compiled programs differ from those of other backends in the shapes that they are told; the rest takes long here.
     quick = {"test_utils": ("test_schema", "test_faketensor")} if options == {"return_lse": True} else {}
     check_operators(launch.operators, launch.backend.adapt(call), **quick)
-
-
-# --- windows, shared keys, soft caps, logs of sums
-
-# test_backends asks all of it at length.
-
-
-@pytest.mark.parametrize(
-    "size", [(HEADS,), *(pytest.param(size, marks=pytest.mark.slow) for size in ((), (BATCH, HEADS, 20)))], ids=str
-)
-def test_logs_of_sums_and_sinks(size):
-    key_mask = torch.ones(BATCH, 33, dtype=torch.bool, device=DEVICE)
-    key_mask[1] = False
-    call = content(20, 33), terms_of(["bias"], 20, 33), random(*size) if size else None
-    expected, actual = (
-        with_log_sums(name, dtype, *call, window=(5, 5), key_mask=key_mask)
-        for name, dtype in (("reference", torch.float64), ("triton", torch.float32))
-    )
-    assert actual[1][1].isneginf().all() or size
-    for ours, theirs in zip(actual, expected, strict=True):
-        torch.testing.assert_close(ours, theirs.float(), rtol=1e-5, atol=1e-5)
 
 
 # --- the gradient of a bias

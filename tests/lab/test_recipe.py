@@ -313,7 +313,7 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     assert changed[change] != lines[1]
     path.write_bytes(first + lines[0] + changed[change] + lines[2])
     toy(out=tmp_path, jobs=1)
-    message = f"line 3 of {path} is damaged; its result will be computed again"
+    message = f"line 3 of {path} is damaged and removed; its result will be computed again"
     assert (message in capsys.readouterr().out) == (change != "line lost")
     assert numbers(tmp_path) == before
 

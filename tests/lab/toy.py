@@ -57,12 +57,14 @@ class Toy(ManyRuns):
     def draw(self, run: Run, seed: int) -> Drawn:
         if seed == 1 and self.fails == "kill":
             os._exit(1)
+        while seed and self.fails == "wait for go" and not (run.folder / "go").exists():
+            time.sleep(0.05)
         if seed == 1 and self.fails == "wait":
             time.sleep(600)
         if seed == 1 and self.fails == "interrupt":
             raise KeyboardInterrupt
         if seed == 1 and self.fails == "continue":
-            assert run.keeps("0.0.1")
+            assert run.accept_version("0.0.1")
         run.advance(1, 0.5)
         torch.manual_seed(seed)
         return Drawn(float(torch.randn(self.size).mean()), torch.get_num_threads(), os.getpid())

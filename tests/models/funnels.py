@@ -1,7 +1,9 @@
-"""Funnels for tests, and the same computations written out: pooled by hand, with explicit positions."""
+"""Encoders for tests, and what they compute written out: pooled by hand, with explicit positions and all options."""
 
 import torch
+from transformers.activations import ACT2FN
 
+from tests.models.peers import enlarge
 from tests.models.test_encoder import small_config
 from whereformer import DenseBias, Site, attention
 
@@ -14,13 +16,9 @@ def funnel_config(**changes):
 
 
 def strong(model):
-    """The model in float64 and evaluation mode, with parameters so large that each one matters."""
-    generator = torch.Generator().manual_seed(5)
-    model = model.double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-    return model
+    """The model in float64, enlarged."""
+    torch.manual_seed(5)
+    return enlarge(model.double())
 
 
 def inputs_of(length, batch=3, types=3, seed=1):
@@ -60,8 +58,7 @@ MODES = {
 def positions_of(config, length, poolings):
     """Where the tokens of a block are; [CLS] is as far from the first word as words are from each other."""
     stride = 2**poolings
-    positions = torch.arange(length) * stride + (1 - stride if config.separate_cls else 0)
-    return positions.clamp(min=0) if config.position in OF_ROWS else positions
+    return torch.arange(length) * stride + (1 - stride if config.separate_cls else 0)
 
 
 def segment_scores(segments, query, query_types, key_types):
@@ -86,36 +83,43 @@ def attend(model, layer, queries, keys, query_tokens, key_tokens):
     """A layer's attention from ``query_tokens`` to ``key_tokens``, each (positions, mask, types)."""
     position, module = model.position, model.layers[model.passes[layer]].attention
     heads, positions = model.config.num_attention_heads, (query_tokens[0], key_tokens[0])
-    site = Site(*positions, layer, key_mask=key_tokens[1])
+    rows = [ids.clamp(min=0) if model.config.position in OF_ROWS else ids for ids in positions]
+    site = Site(*rows, layer, key_mask=key_tokens[1], scale=model.config.attention_scale)
     terms = position.terms(queries, site)
-    query, key, value = None, None, split(module.value(keys), heads)
+    query, key, value, options = None, None, split(module.value(keys), heads), {}
     if position.uses_query_key:
         query, key = split(module.query(queries), heads), split(module.key(keys), heads)
         terms += position.content_terms(query, key, site)
         if module.segments is not None and query_tokens[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, query_tokens[2], key_tokens[2])),)
         query, key, value = position.transform_qkv(query, key, value, site)
-    options = {"query_positions": positions[0], "key_positions": positions[1], "key_mask": key_tokens[1]}
+        options = {"scale": model.config.attention_scale, "sinks": module.sinks}
+    options |= {"query_positions": positions[0], "key_positions": positions[1], "key_mask": key_tokens[1]}
+    options |= {"causal": model.config.causal, "window": model.config.layer_windows()[layer]}
     output = attention(query, key, value, terms, **options, backend="reference")
     return module.out(output.transpose(1, 2).flatten(2))
 
 
 def run_layer(model, layer, queries, keys, query_tokens, key_tokens):
     """A whole layer, whose residual is that of the queries."""
-    module = model.layers[model.passes[layer]]
+    module, config = model.layers[model.passes[layer]], model.config
 
     def feed(hidden):
-        return module.down(module.activation(module.up(hidden)))
+        hidden, gate = module.up(hidden), 1.0
+        if config.feed_forward == "gated":
+            hidden, gate = hidden.chunk(2, -1)
+        return module.down(ACT2FN[config.hidden_act](hidden) * gate)
 
-    if model.config.norm == "pre":
-        normed = (module.attention_norm(hidden) for hidden in (queries, keys))
+    if config.norm == "pre":
+        norm = module.attention_norm if layer or config.first_norm else torch.nn.Identity()
+        normed = (norm(hidden) for hidden in (queries, keys))
         hidden = queries + attend(model, layer, *normed, query_tokens, key_tokens)
         return hidden + feed(module.feed_forward_norm(hidden))
     hidden = module.attention_norm(queries + attend(model, layer, queries, keys, query_tokens, key_tokens))
     return module.feed_forward_norm(hidden + feed(hidden))
 
 
-def written_out(model, input_ids, attention_mask, token_type_ids):
+def written_out(model, input_ids, attention_mask, token_type_ids=None):
     """The hidden states of an encoder in evaluation mode, as the definition says."""
     config, length = model.config, input_ids.shape[1]
     types = token_type_ids if config.segments == "attention" else None

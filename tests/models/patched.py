@@ -6,7 +6,7 @@ from typing import Any
 import torch
 import transformers
 
-from .peers import of_both_stacks
+from .peers import enlarge, of_both_stacks
 
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 DROPS = {"hidden_dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0, "layerdrop": 0.0}
@@ -61,11 +61,7 @@ class Kind:
         """A model in evaluation mode and float64, with weights that are large enough for every position to count."""
         torch.manual_seed(0)
         config = getattr(transformers, f"{self.name}Config")(**{**self.options, **options})
-        model = getattr(transformers, self.part or f"{self.name}Model")(config).double().eval()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-        return model
+        return enlarge(getattr(transformers, self.part or f"{self.name}Model")(config).double())
 
     def inputs(
         self, model: transformers.PreTrainedModel, length: int, *, padded: bool, rows: int = 2

@@ -1,5 +1,7 @@
 """Small models of transformers, and what their tests compare."""
 
+from functools import partial
+
 import pytest
 import torch
 import transformers
@@ -19,20 +21,23 @@ def of_both_stacks(**sizes):
 MODERN = {**SIZES, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
+def build(name, options, head="Model"):
+    """A model of transformers by its name there, such as "Bert"."""
+    return getattr(transformers, f"{name}{head}")(getattr(transformers, f"{name}Config")(**options))
+
+
+T5 = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
+T5 |= {"decoder_start_token_id": 0, "dropout_rate": 0.0}
+
+
 def make_t5(model_class=transformers.T5Model, **changes):
-    sizes = {"vocab_size": 50, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 2, "num_heads": 2}
-    return model_class(transformers.T5Config(**{**sizes, "decoder_start_token_id": 0, "dropout_rate": 0.0, **changes}))
-
-
-def make_modernbert(**changes):
-    layers = {"local_attention": 6, "global_attn_every_n_layers": 2}
-    return transformers.ModernBertModel(transformers.ModernBertConfig(**{**MODERN, **layers, **changes}))
+    return model_class(transformers.T5Config(**{**T5, **changes}))
 
 
 def make_global_modernbert():
     """A ModernBERT without local attention."""
     try:
-        return make_modernbert(global_attn_every_n_layers=1)
+        return build("ModernBert", {**KINDS["modernbert"][1], "global_attn_every_n_layers": 1})
     except StrictDataclassFieldValidationError:
         pytest.skip("transformers 5.15 refuses its own defaults where all attention is global")
 
@@ -44,47 +49,38 @@ def switch(model, implementation):
             part.set_attn_implementation(implementation)
 
 
-MODELS = {
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES)),
-    "albert": lambda: transformers.AlbertModel(transformers.AlbertConfig(**SIZES, embedding_size=8)),
-    "roberta": lambda: transformers.RobertaModel(transformers.RobertaConfig(**SIZES)),
-    "electra": lambda: transformers.ElectraModel(transformers.ElectraConfig(**SIZES, embedding_size=8)),
-    "distilbert": lambda: transformers.DistilBertModel(
-        transformers.DistilBertConfig(
-            vocab_size=50, dim=16, n_layers=3, n_heads=2, hidden_dim=32, max_position_embeddings=40
-        )
-    ),
-    "modernbert": make_modernbert,
-    "t5": make_t5,
-    "gpt2": lambda: transformers.GPT2Model(
-        transformers.GPT2Config(
-            vocab_size=50, n_embd=16, n_layer=3, n_head=2, n_positions=40, bos_token_id=1, eos_token_id=2
-        )
-    ),
-    "llama": lambda: transformers.LlamaModel(
-        transformers.LlamaConfig(**SIZES | {"num_attention_heads": 4}, num_key_value_heads=2)
-    ),
-    "bart": lambda: transformers.BartModel(
-        transformers.BartConfig(
-            **{**of_both_stacks(layers=2, attention_heads=2, ffn_dim=32), "decoder_layers": 3},
-            vocab_size=50,
-            d_model=16,
-            max_position_embeddings=40,
-        )
-    ),
+DISTIL = {"vocab_size": 50, "dim": 16, "n_layers": 3, "n_heads": 2, "hidden_dim": 32, "max_position_embeddings": 40}
+GPT2 = {"vocab_size": 50, "n_embd": 16, "n_layer": 3, "n_head": 2, "n_positions": 40}
+BART = {**of_both_stacks(layers=2, attention_heads=2, ffn_dim=32), "decoder_layers": 3}
+KINDS = {
+    "bert": ("Bert", SIZES),
+    "albert": ("Albert", {**SIZES, "embedding_size": 8}),
+    "roberta": ("Roberta", SIZES),
+    "electra": ("Electra", {**SIZES, "embedding_size": 8}),
+    "distilbert": ("DistilBert", DISTIL),
+    "modernbert": ("ModernBert", {**MODERN, "local_attention": 6, "global_attn_every_n_layers": 2}),
+    "t5": ("T5", T5),
+    "gpt2": ("GPT2", {**GPT2, "bos_token_id": 1, "eos_token_id": 2}),
+    "llama": ("Llama", {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}),
+    "bart": ("Bart", {**BART, "vocab_size": 50, "d_model": 16, "max_position_embeddings": 40}),
 }
+MODELS = {name: partial(build, *kind) for name, kind in KINDS.items()}
 NAMED = [name for name in MODELS if name not in ("gpt2", "llama", "bart")]
 SWITCHABLE = [name for name in MODELS if name != "bart"]
 
 
-def make(name):
-    """A tiny model in evaluation mode, with weights that are large enough for every position to count."""
-    torch.manual_seed(0)
-    model = MODELS[name]() if isinstance(name, str) else name
+def enlarge(model, by=0.3):
+    """The model in evaluation mode, with parameters so large that each one and every position matters."""
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.3)
+            parameter.add_(by * torch.randn_like(parameter))
     return model.eval()
+
+
+def make(name):
+    """A tiny model that is enlarged."""
+    torch.manual_seed(0)
+    return enlarge(MODELS[name]() if isinstance(name, str) else name)
 
 
 def batch(model, length=12, padded=True):

@@ -8,6 +8,8 @@ from whereformer import attach
 from whereformer.models.inputs import CACHE
 from whereformer.positions.rope import Rope
 
+from .peers import enlarge
+
 ROTATING = ["rope", "rope+tisa", "shaw+rope", "rope/none", "logn+rope"]
 """Methods whose keys are cached after their rotation; not with "fox", which reads all keys."""
 
@@ -27,11 +29,7 @@ def make(position, kind="Llama", **options):
         **({"sliding_window": 4} if kind == "Mistral" else {}),
     )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
-    attach(model, position, keep_absolute=False, **options)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return enlarge(attach(model, position, keep_absolute=False, **options), 0.2)
 
 
 IDS = torch.randint(5, 50, (2, 12), generator=torch.Generator().manual_seed(0))

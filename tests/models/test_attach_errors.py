@@ -7,6 +7,8 @@ from torch import nn
 
 from whereformer import Encoder, EncoderConfig, attach, detach
 from whereformer.errors import InputError
+from whereformer.models.attachment.attach import AttachSettings
+from whereformer.positions.tisa import Tisa
 
 from .patched import INKLING
 from .peers import SWITCHABLE, close, everything, make, states, switch
@@ -37,14 +39,16 @@ def test_detached_parts_follow_where_the_model_went():
         close(states(model), states(make(name).double()))
 
 
-def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
+@pytest.mark.parametrize(("kind", "method"), [(Tisa, "train"), (AttachSettings, "_asdict")])
+def test_a_failed_attach_leaves_the_model_alone(kind, method, monkeypatch):
+    """In the middle, and in the last step, after the implementation was switched."""
     model = make("bert")
     before, expected = everything(model), states(model)
 
     def fail(*_):
         raise RuntimeError("no")
 
-    monkeypatch.setattr("whereformer.positions.tisa.Tisa.train", fail)
+    monkeypatch.setattr(kind, method, fail)
     with pytest.raises(RuntimeError, match="no"):
         attach(model, "tisa", keep_absolute=False)
     assert everything(model) == before
@@ -56,19 +60,12 @@ def test_a_failed_attach_leaves_the_model_alone(monkeypatch):
 FUNNEL = {"vocab_size": 50, "block_sizes": [1, 1], "d_model": 16, "n_head": 2, "d_head": 8, "d_inner": 32}
 
 
-@pytest.mark.parametrize(
-    ("model", "instead"),
-    [
-        (
-            lambda: transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)),
-            "; whereformer.load_pretrained converts it to an encoder that accepts any method",
-        ),
-    ],
-)
-def test_models_that_do_not_dispatch(model, instead, caplog):
-    message = rf"^model: \w+ does not dispatch attention through AttentionInterface{instead}$"
-    with pytest.raises(ValueError, match=message):
-        attach(model(), "tisa")
+def test_models_that_do_not_dispatch(caplog):
+    instead = "whereformer.load_pretrained converts it to an encoder that accepts any method"
+    with pytest.raises(
+        ValueError, match=rf"^model: \w+ does not dispatch attention through AttentionInterface; {instead}$"
+    ):
+        attach(transformers.FunnelModel(transformers.FunnelConfig(**FUNNEL)), "tisa")
     assert not caplog.text
 
 

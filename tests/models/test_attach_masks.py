@@ -16,7 +16,8 @@ from whereformer.models.attachment import attention_function, hooks, masks
 from whereformer.positions import visible_keys
 
 from .patched import BOTH
-from .peers import MODERN, SIZES, close, make, positions_of
+from .peers import DISTIL, GPT2, SIZES, T5, build, close, make, positions_of
+from .peers import KINDS as KINDS_OF_PEERS
 from .test_attach_windows import GROUPED
 from .test_attach_windows import MODELS as WINDOWED
 
@@ -26,23 +27,13 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*is deprecate
 EXPERTS = {**GROUPED, "num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size_mlp": 32}
 ENDING = {**SIZES, "eos_token_id": 2}
 PAIR = {**BOTH, "max_position_embeddings": 40, "encoder_sparse_step": 0, "decoder_sparse_step": 0}
-T5 = {
-    "vocab_size": 50,
-    "d_model": 16,
-    "d_kv": 8,
-    "d_ff": 32,
-    "num_layers": 2,
-    "num_heads": 2,
-    "decoder_start_token_id": 0,
-}
-
 ENCODERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRobertaXL", "Electra", "Ernie", "Data2VecText", "LayoutLM"), SIZES),
     **dict.fromkeys(("RobertaPreLayerNorm", "MobileBert", "NomicBert", "Splinter", "MarkupLM"), SIZES),
     **dict.fromkeys(("AlignText", "ClapText", "AltCLIPText", "ChineseCLIPText", "DebertaV2"), SIZES),
     "Albert": {**SIZES, "embedding_size": 8},
-    "DistilBert": {"vocab_size": 50, "dim": 16, "n_layers": 2, "n_heads": 2, "hidden_dim": 32},
-    "ModernBert": {**MODERN, "local_attention": 6, "global_attn_every_n_layers": 2},
+    "DistilBert": DISTIL,
+    "ModernBert": KINDS_OF_PEERS["modernbert"][1],
     "EuroBert": GROUPED,
     "Llama": {**GROUPED, "is_causal": False},
     "Mistral": {**GROUPED, "is_causal": False},
@@ -53,11 +44,12 @@ DECODERS = {
     **dict.fromkeys(("Llama", "Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma3Text", "Phi", "Phi3"), GROUPED),
     **dict.fromkeys(("StableLm", "Starcoder2", "Olmo2", "Cohere2", "Granite", "Glm4", "Nemotron", "Exaone4"), GROUPED),
     **dict.fromkeys(("Mixtral", "GptOss", "Llama4Text"), EXPERTS),
-    "GPT2": {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 40},
+    "GPT2": GPT2,
     "GPTNeoX": SIZES,
     "OPT": {**SIZES, "ffn_dim": 32, "word_embed_proj_dim": 16},
     "Bert": {**SIZES, "is_decoder": True},
 }
+ONE_TOKEN = {**GROUPED, "sliding_window": 1}
 PAIRS = {
     **dict.fromkeys(("Bart", "MBart", "Pegasus", "M2M100", "Marian", "Blenderbot", "NllbMoe"), PAIR),
     **dict.fromkeys(("T5", "MT5", "SwitchTransformers", "LongT5"), T5),
@@ -66,6 +58,7 @@ PAIRS = {
 KINDS = {
     **{f"{name} encodes": (name, options, [False]) for name, options in ENCODERS.items()},
     **{f"{name} decodes": (name, options, [True]) for name, options in DECODERS.items()},
+    "Mistral decodes in windows of one token": ("Mistral", ONE_TOKEN, [True]),
     # The encoders of two have attention of their own, which is not served.
     **{
         name: (name, options, [True] if name in ("LongT5", "PegasusX") else [False, True])
@@ -79,7 +72,7 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
     name, options, causal = KINDS[kind]
     if not hasattr(transformers, f"{name}Model"):
         pytest.skip(f"this transformers has no {name}")
-    model = make(getattr(transformers, f"{name}Model")(getattr(transformers, f"{name}Config")(**options)))
+    model = make(build(name, options))
     torch.manual_seed(1)
     ids, real = torch.randint(5, 50, (3, 9)), torch.ones(3, 9, dtype=torch.int64)
     real[1, 6:] = real[2, :2] = 0
@@ -105,12 +98,11 @@ def test_everyone_sees_what_the_models_own_masks_show(kind):
 
 
 def make_bert(**options):
-    return make(transformers.BertModel(transformers.BertConfig(**{**SIZES, **options})))
+    return make(build("Bert", {**SIZES, **options}))
 
 
 def make_decoder(name, **options):
-    kind, config = getattr(transformers, f"{name}Model"), getattr(transformers, f"{name}Config")
-    return make(kind(config(**{**GROUPED, **options})))
+    return make(build(name, {**GROUPED, **options}))
 
 
 def test_causality_is_what_it_was_when_a_method_was_attached():
@@ -192,8 +184,8 @@ def generate(model, length, **options):
 @pytest.mark.parametrize("name", ["Llama", "Mistral"])
 def test_caches_that_do_not_grow_are_refused(name, length):
     """Their last key is not that of the last query."""
-    kind, config = getattr(transformers, f"{name}ForCausalLM"), getattr(transformers, f"{name}Config")
-    model = attach(kind(config(**{**GROUPED, "sliding_window": 6 if name == "Mistral" else None})).eval(), "none")
+    options = {**GROUPED, "sliding_window": 6 if name == "Mistral" else None}
+    model = attach(build(name, options, "ForCausalLM").eval(), "none")
     with pytest.raises(InputError, match=r"^(cache|attention_mask): .* static"):
         generate(model, length, cache_implementation="static")
 
@@ -333,8 +325,10 @@ def test_the_positions_of_text_beside_those_of_images_tell_texts():
 
 
 def test_texts_that_a_matrix_keeps_apart():
-    visible = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None].tril()
-    ids, additive = torch.randint(3, 50, (1, 15)), torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
+    """As a bool mask or as one that is added; methods that have to know where a text begins refuse it."""
+    both = (DOCUMENTS[0, :, None] == DOCUMENTS)[None, None]
+    visible, (texts, row) = both.tril(), packed("position_ids")
+    ids, additive = row["input_ids"], torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     for position in ("logn", "fire", "rope+shaw"):
         for model in (attach(make_decoder("Llama"), position, keep_absolute=False), attach(make_bert(), position)):
             for mask in (visible, additive):
@@ -342,8 +336,11 @@ def test_texts_that_a_matrix_keeps_apart():
                     InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the start of a row"
                 ):
                     model(ids, attention_mask=mask)
-    model = attach(make_decoder("Llama"), "tisa")
-    close(model(ids, attention_mask=visible).last_hidden_state, model(ids, attention_mask=additive).last_hidden_state)
+    for model, shown, positions in ((make_decoder("Llama"), visible, None), (make_bert(), both, row["position_ids"])):
+        attach(model, "tisa")
+        alone = torch.cat([model(text).last_hidden_state for text in texts], 1)
+        for mask in (shown, torch.zeros(shown.shape).masked_fill(~shown, torch.finfo(torch.float32).min)):
+            close(model(ids, attention_mask=mask, position_ids=positions).last_hidden_state, alone)
 
 
 def test_ends_of_texts_that_do_not_fit_are_refused():

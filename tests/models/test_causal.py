@@ -6,21 +6,14 @@ import transformers
 from torch.nn import functional
 
 import whereformer
-from whereformer import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
+from whereformer import EncoderForCausalLM, EncoderForMaskedLM, EncoderForSequenceClassification
 from whereformer.models import checks, encoder
 from whereformer.models.config import PRESETS
 from whereformer.positions import visible_keys
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "max_position_embeddings": 16,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-    "blocks": "2",
-    "causal": True,
-}
+from .peers import enlarge
+from .test_encoder import small_config
+
 SYNTHESIZERS = [
     {"position": "synthesizer", "position_options": {"variant": variant, "content": content}}
     for variant in ("random", "factorized_random", "dense", "factorized_dense")
@@ -36,11 +29,7 @@ METHODS = [
 
 def build(kind=EncoderForCausalLM, **options):
     torch.manual_seed(0)
-    model = kind(EncoderConfig(**{**SIZES, **options})).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
+    return enlarge(kind(small_config(**{"max_position_embeddings": 16, "causal": True, **options})).double())
 
 
 @pytest.mark.parametrize("options", METHODS, ids=str)
@@ -131,15 +120,6 @@ def test_positions_tell_documents_beside_a_mask(position, case, dtype, looks, mo
     torch.testing.assert_close(counted_logits, model(ids[:, :-3]).logits, rtol=1e-9, atol=1e-10)
 
 
-def test_it_is_saved_and_found_by_its_class(tmp_path):
-    model = build(position="rope")
-    model.save_pretrained(tmp_path)
-    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float64)
-    assert type(again) is type(whereformer.load_pretrained(tmp_path)) is EncoderForCausalLM
-    ids = torch.randint(1, 50, (2, 7))
-    torch.testing.assert_close(again.eval()(ids).logits, model(ids).logits, rtol=0, atol=0)
-
-
 def test_models_that_it_does_not_fit_say_so():
     with pytest.raises(
         ValueError, match=r"^causal: expected True for a model that predicts the next token, got False$"
@@ -154,7 +134,7 @@ def test_models_that_it_does_not_fit_say_so():
 
 def test_what_trl_asks_of_a_model(tmp_path):
     """It gives the generation's configuration the tokenizer's tokens, and says that nothing is to be cached."""
-    model = EncoderForCausalLM(EncoderConfig(**SIZES)).eval()
+    model = EncoderForCausalLM(small_config(causal=True)).eval()
     model.generation_config.pad_token_id = 3
     ids = torch.arange(8)[None]
     assert torch.equal(model(ids, use_cache=False).logits, model(ids).logits)

@@ -23,7 +23,7 @@ from whereformer.models import (
     heads,
 )
 
-from .peers import MODELS, SIZES, batch, make, states
+from .peers import SIZES, batch, make, states
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat", "dog", "saw", "the"]
 TEXTS = ["the cat saw the dog", "dog"]
@@ -142,23 +142,6 @@ def test_returned_weights_have_gradients(name, training):
         weight.retain_grad()
     outputs.last_hidden_state.square().sum().backward()
     assert all(weight.grad.abs().max() > 0 for weight in weights)
-
-
-def make_opt():
-    sizes = {"vocab_size": 50, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "ffn_dim": 32}
-    config = transformers.OPTConfig(**sizes, max_position_embeddings=40, word_embed_proj_dim=16)
-    return transformers.OPTModel(config)
-
-
-@pytest.mark.parametrize("name", ["gpt2", "opt", "llama"])
-def test_decoders_return_their_weights(name):
-    model = attach(make(MODELS.get(name, make_opt)()), "none")
-    inputs = batch(model)
-    assert not model(**inputs).attentions
-    weights = model(**inputs, output_attentions=True).attentions
-    assert len(weights) == 3
-    for weight in weights:
-        torch.testing.assert_close(weight.sum(-1), torch.ones_like(weight[..., 0]))
 
 
 def test_sentence_transformers_without_padding(tmp_path):

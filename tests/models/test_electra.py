@@ -9,6 +9,7 @@ import torch
 import transformers
 from safetensors.torch import load_file
 
+from tests.models.peers import enlarge
 from tests.models.test_encoder import small_config
 from whereformer import (
     Electra,
@@ -195,10 +196,7 @@ def loaded_whole(kind, folder):
 
 
 def test_saving_and_loading_changes_nothing(tmp_path):
-    model = build(position="learned")
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.01 * torch.randn_like(parameter))
+    model = enlarge(build(position="learned"), 0.01)
     model.save_pretrained(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     stored = load_file(tmp_path / "model.safetensors")

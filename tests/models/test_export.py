@@ -9,6 +9,8 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, attach
 
+from .peers import enlarge
+
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
 
 
@@ -43,10 +45,7 @@ def strong(name):
     """A model with parameters so large that each one matters."""
     torch.manual_seed(0)
     make, of = MODELS[name]
-    model = make().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape))
+    model = enlarge(make(), 0.1)
     model.config.return_dict = False
     return model, of
 

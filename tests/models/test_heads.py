@@ -9,10 +9,12 @@ from torch.nn import functional
 from tests.models.test_encoder import batch, small_config
 from whereformer import (
     Encoder,
+    EncoderForCausalLM,
     EncoderForMaskedLM,
     EncoderForPreTraining,
     EncoderForSequenceClassification,
     EncoderForTokenClassification,
+    load_pretrained,
 )
 
 # The batch has 3 rows of 9 tokens, of which the first row's last 3 are padding.
@@ -75,48 +77,44 @@ def test_documents_are_in_order_row_by_row_and_padding_is_none():
     torch.testing.assert_close(logits, torch.cat([model(part).logits for part in alone]), rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("problem", [None, "single_label_classification"])
-def test_one_class_each_is_cross_entropy(problem):
-    model = build(EncoderForSequenceClassification, problem_type=problem)
-    out = model(**batch(), labels=torch.tensor([2, 0, -100]))
-    assert model.config.problem_type == problem  # inferring it anew is what a label asks for
-    chances = out.logits.softmax(-1)
-    torch.testing.assert_close(out.loss, -(chances[0, 2].log() + chances[1, 0].log()) / 2)
+def cross_entropy(logits, labels):
+    known = labels != -100
+    return -logits[known].softmax(-1).gather(-1, labels[known].unsqueeze(-1)).log().mean()
 
 
-@pytest.mark.parametrize("labels", [torch.tensor([1.5, -2.0, 0.0]), torch.tensor([[1.5], [-2.0], [0.0]])])
-def test_one_number_each_is_squared_error(labels):
-    model = build(EncoderForSequenceClassification, num_labels=1)
-    out = model(**batch(), labels=labels)
-    torch.testing.assert_close(out.loss, ((out.logits[:, 0] - labels.flatten()) ** 2).mean())
+def squared_error(logits, labels):
+    return ((logits - labels.view_as(logits)) ** 2).mean()
 
 
-def test_several_numbers_each_are_squared_error():
-    model = build(EncoderForSequenceClassification, problem_type="regression")
-    labels = torch.randn(3, 3)
-    out = model(**batch(), labels=labels)
-    torch.testing.assert_close(out.loss, ((out.logits - labels) ** 2).mean())
+def binary_cross_entropy(logits, labels):
+    return -functional.logsigmoid((2 * labels - 1) * logits).mean()
+
+
+ONE_CLASS, CLASSES = torch.tensor([2, 0, -100]), torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]])
+NUMBERS = torch.tensor([1.5, -2.0, 0.0])
+OF_TOKENS = torch.full((3, 9), -100)
+OF_TOKENS[0, 0], OF_TOKENS[2, 8] = 1, 2
 
 
 @pytest.mark.parametrize(
-    ("problem", "dtype"),
-    [(None, torch.float32), ("multi_label_classification", torch.float32), ("multi_label_classification", torch.int64)],
+    ("changes", "labels", "expected"),
+    [
+        ({}, ONE_CLASS, cross_entropy),
+        ({"problem_type": "single_label_classification"}, ONE_CLASS, cross_entropy),
+        ({"num_labels": 1}, NUMBERS, squared_error),
+        ({"num_labels": 1}, NUMBERS[:, None], squared_error),
+        ({"problem_type": "regression"}, NUMBERS * CLASSES, squared_error),
+        ({}, CLASSES.float(), binary_cross_entropy),
+        ({"problem_type": "multi_label_classification"}, CLASSES.float(), binary_cross_entropy),
+        ({"problem_type": "multi_label_classification"}, CLASSES, binary_cross_entropy),
+        ({}, OF_TOKENS, cross_entropy),
+    ],
 )
-def test_several_classes_each_are_binary_cross_entropy(problem, dtype):
-    model = build(EncoderForSequenceClassification, problem_type=problem)
-    labels = torch.tensor([[1, 0, 1], [0, 0, 0], [1, 1, 1]])
-    out = model(**batch(), labels=labels.to(dtype))
-    signs = 2 * labels - 1
-    torch.testing.assert_close(out.loss, -functional.logsigmoid(signs * out.logits).mean())
-
-
-def test_the_loss_of_tokens_is_the_mean_over_labels():
-    model = build(EncoderForTokenClassification)
-    labels = torch.full((3, 9), -100)
-    labels[0, 0], labels[2, 8] = 1, 2
+def test_the_loss_is_that_of_the_labels(changes, labels, expected):
+    model = build(EncoderForTokenClassification if labels is OF_TOKENS else EncoderForSequenceClassification, **changes)
     out = model(**batch(), labels=labels)
-    chances = out.logits.softmax(-1)
-    torch.testing.assert_close(out.loss, -(chances[0, 0, 1].log() + chances[2, 8, 2].log()) / 2)
+    assert model.config.problem_type == changes.get("problem_type")  # inferring it anew is what a label asks for
+    torch.testing.assert_close(out.loss, expected(out.logits, labels))
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -149,16 +147,25 @@ def test_a_tuple_has_the_same_values(model_class):
     assert as_tuple[-1][0].shape == (3, 2, 9, 9)
 
 
-@every_model
-def test_saving_and_loading_changes_nothing(model_class, tmp_path):
-    model, (auto_class, _) = build(model_class, embedding_size=8, blocks="1x2"), MODELS[model_class]
+@pytest.mark.parametrize(
+    ("model_class", "auto_class", "changes"),
+    [
+        *((model_class, auto_class, {"embedding_size": 8}) for model_class, (auto_class, _) in MODELS.items()),
+        (EncoderForMaskedLM, transformers.AutoModelForMaskedLM, {"lm_head": "tied", "windows": "2,3"}),
+        (EncoderForCausalLM, transformers.AutoModelForCausalLM, {"causal": True}),
+    ],
+)
+def test_saving_and_loading_changes_nothing(model_class, auto_class, changes, tmp_path):
+    model = build(model_class, blocks="1x2", **changes)
     model.save_pretrained(tmp_path)
+    assert type(load_pretrained(tmp_path)) is model_class
     loaded, loading_info = auto_class.from_pretrained(tmp_path, output_loading_info=True)
     assert type(loaded) is model_class
     assert not any(loading_info.values())
     weights = model.state_dict()
     assert loaded.state_dict().keys() == weights.keys()
     assert all(torch.equal(weight, weights[name]) for name, weight in loaded.state_dict().items())
+    assert all(getattr(loaded.config, name) == value for name, value in changes.items())
     inputs = batch()
     # Memory may lie differently, and a product with a single vector then rounds differently.
     for ours, theirs in zip(predictions(loaded.eval()(**inputs)), predictions(model(**inputs)), strict=True):
@@ -280,14 +287,6 @@ def test_a_tied_head_is_the_embeddings_and_a_bias():
     expected = hidden_states(model, inputs) @ model.encoder.embeddings.word.weight.T + model.head.decoder.bias
     torch.testing.assert_close(model(**inputs).logits, expected)
     assert {name for name, _ in model.head.named_parameters()} == {"decoder.weight", "decoder.bias"}
-
-
-def test_a_tied_head_survives_saving_and_loading(tmp_path):
-    model = EncoderForMaskedLM(small_config(lm_head="tied")).eval()
-    model.save_pretrained(tmp_path)
-    loaded, loading_info = EncoderForMaskedLM.from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(loading_info.values())
-    torch.testing.assert_close(loaded.eval()(**batch()).logits, model(**batch()).logits)
 
 
 def test_a_tied_head_needs_embeddings_as_wide_as_the_hidden_states():

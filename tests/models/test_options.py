@@ -1,11 +1,10 @@
-"""The options of layers, one by one and together, against an encoder that is written out here; and the presets."""
+"""The options of layers, one by one and together, against an encoder that is written out; and the presets."""
 
 import re
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers.activations import ACT2FN
 
 from whereformer import (
     Encoder,
@@ -18,18 +17,14 @@ from whereformer import (
 from whereformer.models.config import PRESETS
 from whereformer.models.heads import mean_states
 
-from .checkpointing import checkpoint_activations
+from .funnels import written_out
+from .peers import enlarge
+from .test_encoder import SMALL
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 20,
-    "max_position_embeddings": 40,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SIZES = {**SMALL, "intermediate_size": 20, "max_position_embeddings": 40}
 MODERN = {"norm": "pre", "first_norm": False, "feed_forward": "gated", "biases": False, "type_vocab_size": 0}
+ALL = {**MODERN, "sinks": True, "attention_scale": 0.3}
+FUNNEL = {"blocks": "2-1x2-1", "decoder_layers": "1"}
 OPTIONS = {
     "as it is": {},
     "geglu": {"feed_forward": "gated"},
@@ -41,77 +36,16 @@ OPTIONS = {
     "sinks": {"sinks": True},
     "causal": {"causal": True},
     "causal with windows": {"causal": True, "windows": "2,0"},
-    "all": {**MODERN, "sinks": True, "attention_scale": 0.3, "windows": "0,3", "causal": True},
+    "all": {**ALL, "windows": "0,3", "causal": True},
+    **{f"all in a funnel with {name}": {**ALL, **FUNNEL, "position": name} for name in ("rope+t5", "transformer_xl")},
+    "all in shared layers": {**ALL, "blocks": "1x3", "position": "rope+t5"},
 }
 
 
 def build(kind=Encoder, **options):
     """A model in float64, with parameters so large that each one matters."""
     torch.manual_seed(0)
-    model = kind(EncoderConfig(**{**SIZES, "blocks": "3", "position": "learned", **options})).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
-    return model
-
-
-def written_out(model, ids, mask):
-    """All hidden states, from the model's parameters and nothing else of it."""
-    config, parameters = model.config, dict(model.named_parameters())
-    heads, eps = config.num_attention_heads, config.layer_norm_eps
-
-    def linear(name, x):
-        return functional.linear(x, parameters[f"{name}.weight"], parameters.get(f"{name}.bias"))
-
-    def norm(name, x):
-        x = x - x.mean(-1, keepdim=True)
-        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * parameters[f"{name}.weight"]
-        return x + parameters[f"{name}.bias"] if f"{name}.bias" in parameters else x
-
-    def split(x):
-        return x.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-    def attend(name, x, window):
-        query, key, value = (split(linear(f"{name}.{part}", x)) for part in ("query", "key", "value"))
-        scale = config.attention_scale or config.head_dim**-0.5
-        offsets = torch.arange(x.shape[1]) - torch.arange(x.shape[1])[:, None]
-        allowed = mask.bool()[:, None, None, :] & (offsets.abs() <= (window or 10**6))
-        if config.causal:
-            allowed = allowed & (offsets <= 0)
-        scores = (scale * query @ key.mT).masked_fill(~allowed, -torch.inf)
-        if config.sinks:
-            sinks = parameters[f"{name}.sinks"][:, None, None].expand(len(x), -1, x.shape[1], 1)
-            scores = torch.cat([scores, sinks], -1)
-        weights = scores.softmax(-1)[..., : x.shape[1]].nan_to_num(0.0)  # a row that may not attend to anything
-        return linear(f"{name}.out", (weights @ value).transpose(1, 2).flatten(-2))
-
-    def feed(name, x):
-        x = linear(f"{name}.up", x)
-        if config.feed_forward == "gated":
-            width = config.intermediate_size
-            x = ACT2FN[config.hidden_act](x[..., :width]) * x[..., width:]
-        else:
-            x = ACT2FN[config.hidden_act](x)
-        return linear(f"{name}.down", x)
-
-    x = parameters["embeddings.word.weight"][ids]
-    if config.type_vocab_size:
-        x = x + parameters["embeddings.token_type.weight"][0]
-    x = x + parameters["position.weight"][: ids.shape[1]]
-    states = [norm("embeddings.norm", x)]
-    for number, (layer, window) in enumerate(zip(config.passes, config.layer_windows(), strict=True)):
-        x, name = states[-1], f"layers.{layer}"
-        if config.norm == "pre":
-            before = norm(f"{name}.attention_norm", x) if number or config.first_norm else x
-            x = x + attend(f"{name}.attention", before, window)
-            x = x + feed(name, norm(f"{name}.feed_forward_norm", x))
-        else:
-            x = norm(f"{name}.attention_norm", x + attend(f"{name}.attention", x, window))
-            x = norm(f"{name}.feed_forward_norm", x + feed(name, x))
-        states.append(x)
-    if config.norm == "pre":
-        states[-1] = norm("norm", states[-1])
-    return states
+    return enlarge(kind(EncoderConfig(**{**SIZES, "blocks": "3", "position": "learned", **options})).double())
 
 
 def batch(length):
@@ -127,7 +61,7 @@ def batch(length):
 def gradients(states, model):
     torch.manual_seed(3)
     loss = sum((torch.randn_like(state) * state).sum() for state in states)
-    return torch.autograd.grad(loss, list(model.parameters()))
+    return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
 @pytest.mark.parametrize("length", [1, 2, 9])
@@ -135,45 +69,14 @@ def gradients(states, model):
 def test_states_and_gradients_are_those_written_out(options, length):
     model, inputs = build(**options), batch(length)
     states = model(**inputs, output_hidden_states=True).hidden_states
-    expected = written_out(model, inputs["input_ids"], inputs["attention_mask"])
-    assert len(states) == len(expected) == 4
+    expected = written_out(model, **inputs)
+    assert len(states) == len(expected) == len(model.passes) + 1 + model.has_decoder
     for state, expected_state in zip(states, expected, strict=True):
         torch.testing.assert_close(state, expected_state, rtol=1e-9, atol=1e-10)
     for (name, _), grad, expected_grad in zip(
         model.named_parameters(), gradients(states, model), gradients(expected, model), strict=True
     ):
         torch.testing.assert_close(grad, expected_grad, rtol=1e-8, atol=1e-9, msg=lambda m, name=name: f"{name}: {m}")
-
-
-@pytest.mark.parametrize("blocks", [{"blocks": "2-1x2-1", "decoder_layers": "1"}, {"blocks": "1x3"}], ids=str)
-@pytest.mark.parametrize("position", ["rope+t5", "transformer_xl"])
-def test_funnels_and_shared_layers_have_them_too(blocks, position):
-    options = {**OPTIONS["all"], "causal": False, "windows": None, "position": position, **blocks}
-    model, inputs = build(EncoderForMaskedLM, **options, tie_word_embeddings=False), batch(9)
-    toward = torch.randn(4, 9, 50, dtype=torch.float64)
-
-    def loss():
-        return (model(**inputs).logits * toward).sum()
-
-    loss().backward()
-    grads = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert all(grad is not None and grad.isfinite().all() and grad.any() for grad in grads.values())
-    checkpoint_activations(model)
-    model.train().zero_grad()
-    loss().backward()
-    for name, parameter in model.named_parameters():
-        torch.testing.assert_close(parameter.grad, grads[name], rtol=1e-9, atol=1e-10)
-    # One entry of a weight, by numbers.
-    weight, step = model.encoder.layers[0].up.weight, 1e-6
-    index = divmod(int(grads["encoder.layers.0.up.weight"].abs().argmax()), weight.shape[1])
-    losses = []
-    with torch.no_grad():
-        for sign in (1, -1):
-            weight[index] += sign * step
-            losses.append(float(loss()))
-            weight[index] -= sign * step
-    numeric = (losses[0] - losses[1]) / (2 * step)
-    assert numeric == pytest.approx(float(grads["encoder.layers.0.up.weight"][index]), rel=1e-5)
 
 
 @pytest.mark.parametrize("options", [OPTIONS["all"], PRESETS["modernbert"]], ids=str)

@@ -15,17 +15,9 @@ from whereformer.positions import position_names
 
 from .checkpointing import checkpoint_activations
 from .peers import close_steps
+from .test_encoder import SMALL
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 16,
-    "type_vocab_size": 0,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
+SIZES = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 16, "type_vocab_size": 0}
 
 
 def encoder(position="tisa", **options):

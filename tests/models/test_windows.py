@@ -1,47 +1,23 @@
-"""Encoders whose layers have windows: equal to attention with a dense mask, and to none where windows see all."""
+"""Encoders whose layers have windows, beside what test_funnel and test_options say of their numbers."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import whereformer
-from whereformer import (
-    DenseBias,
-    Electra,
-    ElectraPretrainingConfig,
-    Encoder,
-    EncoderConfig,
-    EncoderForMaskedLM,
-    load_pretrained,
-)
-from whereformer.kernels.terms import position_values
-from whereformer.models import layers
-from whereformer.positions import position_names
+from whereformer import Electra, ElectraPretrainingConfig, Encoder, EncoderConfig
 
-SIZES = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "intermediate_size": 32,
-    "max_position_embeddings": 40,
-    "type_vocab_size": 0,
-    "hidden_dropout_prob": 0.0,
-    "attention_probs_dropout_prob": 0.0,
-}
-FUNNEL = {"blocks": "2-1x2-2", "decoder_layers": "1", "windows": "4,5,8,4"}
-SHAPES = [{"blocks": "3", "windows": "2,3,0"}, {"blocks": "1x3", "windows": "2,0"}, FUNNEL]
+from .peers import enlarge
+from .test_encoder import SMALL
+
+SIZES = {**SMALL, "intermediate_size": 32, "max_position_embeddings": 40, "type_vocab_size": 0}
 
 
 def make(position="tisa", kind=Encoder, **changes):
     """An encoder with parameters so large that each one matters."""
     torch.manual_seed(0)
     config = ElectraPretrainingConfig if kind is Electra else EncoderConfig
-    model = kind(config(position=position, **{**SIZES, **changes})).double().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
-    return model
+    return enlarge(kind(config(position=position, **{**SIZES, **changes})).double(), 0.1)
 
 
 def words(batch=3, length=17):
@@ -54,56 +30,6 @@ def step(model, inputs):
     hidden = model(**inputs).last_hidden_state
     hidden.backward(torch.randn(hidden.shape, generator=torch.Generator().manual_seed(2), dtype=hidden.dtype))
     return hidden.detach(), {name: weight.grad for name, weight in model.named_parameters() if weight.grad is not None}
-
-
-def with_dense_masks(query, key, value, terms, *, window, dropout_p, backend, **options):
-    """Attention where a window is a matrix with -inf outside of it."""
-    if window is not None:
-        positions = (position_values(options[name]) for name in ("query_positions", "key_positions"))
-        queries, keys = (tensor if tensor.dim() == 2 else tensor.unsqueeze(0) for tensor in positions)
-        far = (queries[:, :, None] - keys[:, None, :]).abs() > window
-        scores = torch.zeros(far.shape, dtype=value.dtype).masked_fill(far, -torch.inf).unsqueeze(1)
-        terms = (*terms, DenseBias(scores.expand(-1, value.shape[1], -1, -1)))
-    return whereformer.attention(query, key, value, terms, backend="reference", **options)
-
-
-def check_with_dense_masks(model, inputs, monkeypatch):
-    actual = step(model, inputs)
-    monkeypatch.setattr(layers, "attention", with_dense_masks)
-    expected = step(model, inputs)
-    monkeypatch.undo()
-    model.windows = (None,) * len(model.windows)
-    everything = step(model, inputs)
-    torch.testing.assert_close(actual, expected, rtol=1e-8, atol=1e-9)
-    assert (everything[0] - expected[0]).abs().max() > 1e-3
-
-
-# Without terms, with rotations, and with each kind of term.
-QUICK = ("none", "rope", "tisa", "shaw", "tupe", "transformer_xl", "fox", "learned+t5")
-
-
-@pytest.mark.parametrize("backend", ["auto", pytest.param("blockwise", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape["blocks"])
-@pytest.mark.parametrize(
-    "position",
-    [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow)
-        for name in (*position_names(), "learned+t5")
-    ],
-)
-def test_a_window_is_a_mask(position, shape, backend, monkeypatch):
-    model = make(position, attention_backend=backend, **shape)
-    mask = torch.ones(3, 17, dtype=torch.int64)
-    mask[1, 12:] = 0
-    check_with_dense_masks(model, {"input_ids": words(), "attention_mask": mask}, monkeypatch)
-
-
-@pytest.mark.parametrize("position", ["none", "t5", "rope", "alibi"])
-def test_a_window_counts_positions(position, monkeypatch):
-    model = make(position, **SHAPES[0])
-    apart = torch.arange(17) * 3 // 2
-    check_with_dense_masks(model, {"input_ids": words(), "position_ids": apart.expand(3, -1)}, monkeypatch)
-    check_with_dense_masks(make(position, **FUNNEL), {"input_ids": words(), "position_ids": apart}, monkeypatch)
 
 
 @pytest.mark.parametrize("shape", [{"blocks": "3"}, {"blocks": "2-2", "decoder_layers": "1"}], ids=str)
@@ -138,19 +64,6 @@ def test_both_models_of_an_electra_have_the_windows():
     for part in (model.generator.encoder, model.discriminator.encoder):
         assert part.windows == (2, None)
         assert (part(words(), output_attentions=True).attentions[0][0, 0].count_nonzero(-1) <= 5).all()
-
-
-def test_windows_are_saved(tmp_path):
-    model = make(kind=EncoderForMaskedLM, **SHAPES[0]).float()
-    model.save_pretrained(tmp_path)
-    for loaded in (
-        EncoderForMaskedLM.from_pretrained(tmp_path).eval(),
-        load_pretrained(tmp_path, model_class=EncoderForMaskedLM),
-    ):
-        assert loaded.config.windows == "2,3,0"
-        torch.testing.assert_close(loaded.eval()(words()).logits, model(words()).logits, rtol=0, atol=0)
-    without = load_pretrained(tmp_path, model_class=EncoderForMaskedLM, windows=None).eval()
-    assert (without(words()).logits - model(words()).logits).abs().max() > 1e-3
 
 
 def test_a_number_for_every_pass():

@@ -1,15 +1,14 @@
 """Learned absolute positions equal those of BERT, ALBERT and tensor2tensor."""
 
 import pytest
-import torch
 from torch.nn import functional
 
 from tests.golden import check, check_gradients, groups
 from tests.positions.layers import install
-from whereformer import PositionRangeError, Positions, build_position
+from whereformer import Positions, build_position
 
 [BERT] = groups("positions/learned_bert", "")
-T2T_BEYOND, T2T = groups("positions/learned_t2t", "beyond", "")
+_, T2T = groups("positions/learned_t2t", "beyond", "")
 
 
 def learned(table):
@@ -38,21 +37,6 @@ def test_embed_equals_tensor2tensor_exactly(case):
     positions = golden["positions"] if case.config["explicit_positions"] else Positions(0, 1, case.config["n"])
 
     out = learned(golden["table"]).embed(golden["x"], positions)
-
-    check(out, golden["out"], 0.0)
-    check_gradients(golden, out, 0.0)
-
-
-@pytest.mark.parametrize("case", T2T_BEYOND)
-def test_embed_raises_where_tensor2tensor_adds_zeros(case):
-    """Beyond the table tensor2tensor silently adds nothing; ours refuses, and agrees on the positions it covers."""
-    golden, n, covered = case.tensors(), case.config["n"], case.config["max_length"]
-    position = learned(golden["table"])
-    with pytest.raises(PositionRangeError, match=f"got position {n - 1}"):
-        position.embed(golden["x"], Positions(0, 1, n))
-
-    within = position.embed(golden["x"][:, :covered], Positions(0, 1, covered))
-    out = torch.cat((within, golden["x"][:, covered:]), 1)
 
     check(out, golden["out"], 0.0)
     check_gradients(golden, out, 0.0)

@@ -9,7 +9,7 @@ from whereformer import Positions, Site, attention, attention_weights, build_pos
 
 _, MESH = groups("positions/synthesizer_mesh", "factorized_", ("random_", "dense_"))
 _, LRA = groups("positions/synthesizer_lra", "dense_bug", "")
-FACTORIZED_DENSE, DENSE = groups("positions/synthesizer_fdense", "fdense_", "dense_")
+FACTORIZED_DENSE, _ = groups("positions/synthesizer_fdense", "fdense_", "dense_")
 
 
 def synthesizer(*, hidden_size, heads, head_dim, max_length, parameters, **options):
@@ -140,27 +140,3 @@ def test_factorized_dense_equals_both_readings(case, reading, tiling):
     check(out, golden[f"out_{reading}"], 1e-12)
     check(weights, golden[f"weights_{reading}"], 1e-12)
     check_gradients(golden, out, 1e-12, gradient=gradient)
-
-
-@pytest.mark.parametrize("case", DENSE)
-def test_dense_equals_the_third_party(case):
-    golden, config = case.tensors(), case.config
-    position = synthesizer(
-        hidden_size=config["C"],
-        heads=1,
-        head_dim=config["L"],  # its hidden layer is as wide as the sequence is long
-        max_length=config["L"],
-        parameters={
-            "first": golden["W1"],
-            "first_bias": golden["b1"],
-            "second": golden["W2"].mT,
-            "second_bias": golden["b2"],
-        },
-        variant="dense",
-    )
-
-    out, weights = single_head(golden, position)
-
-    check(out, golden["out"], 1e-12)
-    check(weights, golden["weights"], 1e-12)
-    check_gradients(golden, out, 1e-12)

@@ -8,7 +8,7 @@ from tests.positions.layers import install, prepare, scores
 from whereformer import Positions, Site, attention, attention_weights, build_position
 from whereformer.positions.tisa import from_released
 
-BIAS, ATTENTION, RECTANGULAR = groups("positions/tisa", "bias_", "attn_", "rect_")
+BIAS, ATTENTION, _ = groups("positions/tisa", "bias_", "attn_", "rect_")
 CONVENTIONS = ("paper", "shipped")
 TOLERANCE = 1e-11
 
@@ -77,12 +77,3 @@ def test_attention_equals_the_original(case):
 
     shipped = attention(*prepare(tisa(case, golden, "shipped"), *qkv), **options)
     check(shipped, golden["out_shipped"], TOLERANCE)
-
-
-@pytest.mark.parametrize("case", RECTANGULAR)
-def test_bias_of_right_aligned_queries_equals_the_original(case):
-    golden, n_q, n_k = case.tensors(), case.config["nq"], case.config["nk"]
-    position = tisa(case, golden)
-
-    check(scores(terms_of(position, n_q, n_k), n_q, n_k), golden["bias_rect"], TOLERANCE)
-    check(position.curve(golden["relative_offsets"]), golden["bias_rect"], TOLERANCE)

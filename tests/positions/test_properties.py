@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.every import EVERY
 from tests.positions.layers import scores
-from tests.positions.stack import HEADS, MAX_LENGTH, WIDTH, build, embeddings, make
+from tests.positions.stack import HEADS, WIDTH, build, embeddings, make
 from tests.positions.test_contract import assert_close
 from whereformer import DenseBias, Positions, Site, attention, build_position
 from whereformer.positions.alibi import slopes
@@ -132,21 +132,6 @@ def test_causal_alibi_is_the_authors_bias(n_q, n_k):
 
 
 # --- Synthesizer
-
-
-@pytest.mark.parametrize("tiling", ["pairs", "tile"])
-def test_factorized_dense_synthesizer_is_a_product_of_two_short_rows(tiling):
-    position = build("synthesizer", variant="factorized_dense", tiling=tiling)
-    hidden, queries, keys = embeddings(5), Positions(3, 2, 5), Positions(0, 1, MAX_LENGTH)
-    [term] = position.terms(hidden, Site(queries, keys, 2))
-    a, b = position.near_size, position.far_size
-    assert (a, b, a * b) == (6, 4, MAX_LENGTH)
-    tables = {name: table[2] for name, table in position.tables.items()}
-    near = nn.functional.linear(hidden, tables["near"], tables["near_bias"]).unflatten(-1, (HEADS, a))
-    far = nn.functional.linear(hidden, tables["far"], tables["far_bias"]).unflatten(-1, (HEADS, b))
-    for j in range(MAX_LENGTH):
-        expected = near[..., j % a] * far[..., j // a if tiling == "pairs" else j % b]  # (batch, n_q, heads)
-        assert_close(term.scores[..., j], expected.mT)
 
 
 VARIANTS = ("random", "factorized_random", "dense", "factorized_dense")

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,8 +86,32 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
     capsys.readouterr()
     bad = "compare", "--causal", "--blocks", "1-1", "--out", str(tmp_path / "bad")
     assert "--causal: pooling mixes a token with the next" in fails(capsys, *bad)
-    refused = fails(capsys, "positions", "--measure", str(tmp_path))
-    assert "expected masked language models of one block" in refused
+
+
+def test_folders_of_one_comparison_are_merged(text, tmp_path, capsys):
+    first, second, both = (tmp_path / name for name in ("first", "second", "both"))
+    run(text, first, positions="none,learned")
+    run(text, second, positions="none,tisa")
+    capsys.readouterr()
+    main(["merge", str(first), str(second), "--out", str(both)])
+    summary, command = capsys.readouterr().out.splitlines()
+    assert summary.startswith(f"wrote {both} with 3 models")
+    main(shlex.split(command)[1:])
+    assert "3 of 3 runs are already done" in capsys.readouterr().out
+    assert {name: run[0].losses for name, run in load(both)[1].items()} == {
+        name: run[0].losses for folder in (second, first) for name, run in load(folder)[1].items()
+    }
+    assert same(weights(both), weights(second))
+    for arguments, message in refusals(f"""
+        {first} --out {tmp_path}/one => FOLDERS: expected at least two, got 1
+        {first} {second} --out {both} => --out: expected a folder that does not exist yet
+        {first} {tmp_path} --out {tmp_path}/new => has no results of whereformer compare
+    """):
+        assert message in fails(capsys, "merge", *arguments)
+    run(text, tmp_path / "other", "--batch-size=2", positions="none")
+    refused = fails(capsys, "merge", str(first), str(tmp_path / "other"), "--out", str(tmp_path / "new"))
+    assert f"{first} and {tmp_path}/other have different batch_size, 4 and 2" in refused
+    assert not (tmp_path / "new").exists()
 
 
 def test_methods_start_from_the_same_backbone_and_differ_only_in_position():
@@ -364,13 +389,11 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
     try:
         run(text, out, flag, positions="none,fading")
         main(["positions", "fad*", flag])
-        main(["positions", "--measure", str(out), flag])
         main([*analyze, flag])
         main([*probe, flag])
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
-        for command in (["positions", "--measure", str(out)], analyze):
-            assert "a+b, and the methods that a --plugin registers" in fails(capsys, *command)
+        assert "a+b, and the methods that a --plugin registers" in fails(capsys, *analyze)
         plugin.write_text(example + "# changed")
         main([*analyze, flag])
         line = fails(capsys, *probe, flag)

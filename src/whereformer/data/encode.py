@@ -34,7 +34,7 @@ STREAMS = ("training.ids", "held_out.ids")
 Facts = dict[str, Any]
 """Numbers about the content of a folder, by name."""
 AcceptsVersion = Callable[[str], bool]
-"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.keeps` does."""
+"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.accept_version` does."""
 
 
 def get_or_build(
@@ -44,7 +44,7 @@ def get_or_build(
     fill: Callable[[Path], Facts],
     log: Callable[[str], object],
     keeps: AcceptsVersion,
-    facts: Any = dict,
+    facts: object = dict,
 ) -> tuple[Path, Facts]:
     """Return an encoded text's folder, and facts about it. The folder is filled first if it is missing or damaged.
 

@@ -130,10 +130,11 @@ def attention(
             - "native": the compiled kernel for the CPU, O(n) memory. Installing the package compiles it, if there is a
               compiler. It supports neither float16 nor causality and windows at fractional positions.
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
-            - "auto": "native" on the CPU, "triton" on a GPU, where they support a call, else "blockwise". Calls without
-              terms go to torch's ``scaled_dot_product_attention`` ("sdpa") on a GPU, where "native" does not support
-              them, in compiled programs, transforms and subclasses of tensors, and where autocast casts the inputs.
-              Exported programs have the "reference". :func:`explain` says which backend a call gets, and why.
+            - "auto": "native" on the CPU, "triton" on a GPU, where they support a call, else "blockwise". Calls with a
+              query but without terms, ``window``, ``softcap``, ``sinks`` and ``return_lse`` go to torch's
+              ``scaled_dot_product_attention`` ("sdpa") on a GPU (packed rows to "triton"), where "native" does not
+              support them, in compiled programs, transforms and subclasses of tensors, and where autocast casts the
+              inputs. Exported programs have the "reference". :func:`explain` says which backend a call gets, and why.
 
             "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
             "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
@@ -212,7 +213,7 @@ def attention_varlen(
 def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder | None) -> tuple[Tensor, Tensor | None]:
     """Compute a call by the requested backend; return the output, and the log-sum-exp if the call needs it.
 
-    The ``recorder`` of a first call caches its plan.
+    The ``recorder`` of a first call caches its plan. Calls of the reference have none.
     """
     chosen = choose_backend(call, backend)
     if chosen == "sdpa":
@@ -266,7 +267,7 @@ _NOT_PACKED = dict.fromkeys(("key_mask", "attn_mask", "mask", "attention_mask"),
 
 
 def _check_names(
-    function: str, options: Mapping[str, Any], known: Collection[str] = CallOptions.__optional_keys__
+    function: str, options: Mapping[str, object], known: Collection[str] = CallOptions.__optional_keys__
 ) -> None:
     """Raise a TypeError for an option that a function does not have. The message names the function."""
     for name in options:

@@ -24,9 +24,9 @@ from .tracing import is_eager, tensor_layouts
 ForwardOutputs: TypeAlias = tuple[Tensor, Tensor, LogSums | None]
 """The output, the buffer of the :class:`ForwardState`, and ``LogSums``; the last are None if the call needs none."""
 
-Replay: TypeAlias = Callable[..., Any] | None
-"""Recomputes the same call for tensors with the same dtypes, sizes, strides and alignment; returns None when it must
-not be used."""
+Replay: TypeAlias = Callable[..., Any]
+"""Computes a call like the recorded one, whose tensors have the same dtypes, sizes, strides and alignments. It returns
+None where it cannot do that now, as under a profiler; then the backend computes the call again."""
 
 
 class BackwardInputs(NamedTuple):
@@ -57,14 +57,14 @@ class Backend:
         """Allocate the buffer of the forward's state."""
         raise NotImplementedError
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay | None]:
         """Compute a call; return its results, and a function that computes it again for other ``tensors``, if any.
         They are the call's, in the order of ``AXES``."""
         raise NotImplementedError
 
     def backward(
         self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Replay]:
+    ) -> tuple[list[Tensor], Replay | None]:
         """Return gradients, and a function that computes them again for other ``tensors``, if any.
 
         Args:
@@ -80,13 +80,14 @@ class Plan(CallTemplate):
     def __init__(self, call: Call, backend: Backend) -> None:
         super().__init__(call)
         self.backend = backend
-        self._forward: Replay = None
+        self._forward: Replay | None = None
         self._backwards = BoundedCache(8)
-        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape and device of all tensors that a forward saves
+        # The dtype, shape and device of saved tensors; none without a forward.
+        self._saved_layouts: list[tuple[object, ...]] = []
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
         if torch.is_grad_enabled():
-            results = _attend(self, *tensors)
+            results = _apply_attend(self, *tensors)
             return results if self.template.wants_lse else (results, None)
         output, _, lse = self.forward(tensors)
         return output, lse
@@ -131,7 +132,7 @@ class Plan(CallTemplate):
                 raise RuntimeError(f"attention: expected the saved {name} as {expected_text}, got {layout_text}")
 
 
-def _saved_layout(tensor: Tensor) -> tuple[Any, ...]:
+def _saved_layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.device
 
 
@@ -184,11 +185,11 @@ class _Attend(torch.autograd.Function):
         return None, *[next(gradients) if need else None for need in needs]
 
 
-_attend = apply_without_transforms(_Attend)
+_apply_attend = apply_without_transforms(_Attend)
 """Applies the function without the checks for transforms; plans run only where there are none."""
 
 
-def _no_second_derivative(*_: Any) -> None:
+def _no_second_derivative(*_: object) -> None:
     raise NotImplementedError("backend: only 'reference' has second derivatives; use backend='reference'")
 
 
@@ -203,7 +204,7 @@ class Operators:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
-        self.plans = BoundedCache(256)
+        self.plans = BoundedCache(256)  # by merged calls: signatures may share one, and the dispatcher's have none
         inputs = "Tensor d_output, Tensor? d_lse, Tensor output, Tensor buffer, bool[] needs"
         schemas = f"({ARGUMENTS}) -> (Tensor, Tensor, Tensor)", f"({inputs}, {ARGUMENTS}) -> Tensor[]"
         forward, backward = f"{backend.name}_forward", f"{backend.name}_backward"
@@ -260,13 +261,13 @@ class Operators:
         call = Call(*arguments)
         return call.new_output(), self.backend.new_buffer(call), call.new_lse()
 
-    def _run_backward(self, *arguments: Any) -> list[Tensor]:
+    def _run_backward(self, *arguments: object) -> list[Tensor]:
         inputs, needs, call = _split_backward(arguments)
         plan, tensors = self.get_plan(call)
         assert plan is not None
         return plan.backward(tensors, [needs.get(name, False) for name in plan.names], inputs)
 
-    def _fake_backward(self, *arguments: Any) -> list[Tensor]:
+    def _fake_backward(self, *arguments: object) -> list[Tensor]:
         _, needs, call = _split_backward(arguments)
         return [call.new_gradient(name) for name, need in needs.items() if need]
 
@@ -277,7 +278,7 @@ def _split_backward(arguments: tuple[Any, ...]) -> tuple[BackwardInputs, dict[st
     return BackwardInputs(*arguments[:4]), needs, Call(*arguments[5:])
 
 
-def _define(name: str, schema: str, function: Any, fake: Any) -> Any:
+def _define(name: str, schema: str, function: Callable[..., object], fake: Callable[..., object]) -> Any:
     """Define an operator that runs on any device, and return it."""
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, function, "CompositeExplicitAutograd")

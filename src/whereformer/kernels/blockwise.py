@@ -2,7 +2,7 @@
 
 A block is some queries and the keys that any of them may reach. Each row of scores has all of its keys, so
 ``reference`` computes a block as a separate call, by the equation of kernels/call.py. The backward computes each block
-again and lets autograd differentiate it, so only the inputs are saved. Scores and all sums are float32 or wider.
+again and lets autograd differentiate it, so it needs only the inputs. Scores and all sums are float32 or wider.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
+from .backend import Backend, BackwardInputs, ForwardOutputs, Operators
 from .call import GRADIENTS, Call, LogSums, select_input
 from .dropout import keep_mask
 from .precision import without_autocast
@@ -118,14 +118,14 @@ def _iter_blocks(call: Call) -> Iterator[tuple[range, range, Call, Tensor | None
 
 
 class Blockwise(Backend):
-    """The reference, block by block. It saves only the output for the backward."""
+    """The reference, block by block. The output is saved for the backward, as by all backends, but not read."""
 
     name = "blockwise"
 
     def new_buffer(self, call: Call) -> Tensor:
         return call.value.new_empty(0)
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, None]:
         output, lse = call.new_output(), call.new_lse()
         with torch.no_grad(), without_autocast(output.device):
             for rows, _, part, survives in _iter_blocks(call):
@@ -137,7 +137,7 @@ class Blockwise(Backend):
 
     def backward(
         self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Replay]:
+    ) -> tuple[list[Tensor], None]:
         gradients = {name: call.new_gradient(name) for name in grad_names}
         # The gradient of dense scores is not a sum over blocks, so it needs no wider memory.
         sums = {

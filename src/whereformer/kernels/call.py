@@ -203,7 +203,7 @@ class Call:
     def forward_state(self, num_stats: int, output: Tensor | None = None, buffer: Tensor | None = None) -> ForwardState:
         """Allocate a state with ``num_stats`` numbers per row, or find its parts in an output and a buffer."""
         value, sizes = self.value, (self.value.shape[0], self.heads, self.n_q)
-        # All keys beyond a table's end share a vector, whose gradient sums the errors of all of their weights.
+        # The rounded output changes gradients of all weights of a row. A vector that many keys share sums these errors.
         rounds = (self.key_table is not None or self.query_table is not None) and value.dtype != self.score_dtype
         # Kernels are compiled for parts that begin at multiples of 16 bytes. torch.Size.numel would fix the sizes of
         # compiled programs.

@@ -36,7 +36,7 @@ from .tracing import are_static, can_read, is_known_true
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Integer
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its position a query attends: one number, or (before, after); None is any distance."""
@@ -138,7 +138,7 @@ def make_call(
         softcap = _check_number("softcap", softcap, 1 / MAX_SOFTCAP, MAX_SOFTCAP)
     dropout_p = _check_number("dropout_p", dropout_p, 0.0, MAX_DROPOUT)
     default_query, default_key = default_positions(n_q, n_k)
-    with recorder or nullcontext():  # checks that read numbers keep the plan out of the cache
+    with recorder or nullcontext():  # checks that read numbers keep the call out of the cache
         queries = _check_positions("query_positions", query_positions, default_query, batch, terms)
         keys = _check_positions("key_positions", key_positions, default_key, batch, terms)
     if (query_documents is None) != (key_documents is None):
@@ -244,7 +244,7 @@ def _check_number(name: str, number: Any, low: float, high: float) -> Any:
     return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
 
 
-def _check_window(window: Any) -> tuple[int | None, int | None]:
+def _check_window(window: object) -> tuple[int | None, int | None]:
     """Return how far a query attends before and after its position."""
     if window is None:
         return None, None
@@ -328,7 +328,7 @@ _IS_KIND: dict[str, Callable[[Tensor], bool]] = {
 
 
 def check_tensor(
-    name: str, tensor: Any, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
+    name: str, tensor: object, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
 ) -> None:
     """Raise unless a tensor is of the kind, has one of the shapes, and is on the device of the call's value.
 
@@ -427,4 +427,5 @@ def _check_positions(
         raise TypeError(f"{name}: offset tables need integer positions, got {positions.dtype}")
     if can_read(positions) and not bool(positions.isfinite().all()):
         raise ValueError(f"{name}: expected finite numbers, got infinite ones or NaN")
-    return positions.detach() if positions.requires_grad else positions
+    # Always: whether positions require a gradient is not in a call's signature, so a cached call must not depend on it.
+    return positions.detach()

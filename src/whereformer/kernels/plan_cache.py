@@ -1,4 +1,4 @@
-"""Cached plans for repeated calls: calls that differ only in the values of tensors.
+"""A cache for repeated calls: calls that differ only in the values of tensors.
 
 Checking a call, merging its terms and choosing a backend takes several times as long as the attention of a few tokens.
 All of it follows from the types, sizes and strides of the arguments: the call's signature. So it is done once for each
@@ -30,15 +30,15 @@ NumPy's, are not cached."""
 _ELEMENT_TYPES = _ARGUMENT_TYPES - _TENSOR_TYPES - {tuple}
 """The types of the elements of tuples."""
 
-_HARMLESS_FUNCTIONS = frozenset({"__get__", "__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
-"""The functions of tensors whose results follow from a signature, or are the tensor itself. ``__get__`` reads an
-attribute, such as ``shape``."""
+_HARMLESS_FUNCTIONS = frozenset({"__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
+_HARMLESS_ATTRIBUTES = frozenset({"device", "dtype", "is_nested", "shape"})
+"""What follows from a signature, or is the tensor itself. Others, such as ``requires_grad``, are not part of it."""
 
 
 class CallSignature(NamedTuple):
     """The signature of a call, and its tensors."""
 
-    key: tuple[Any, ...]  # types, dtypes, sizes, strides, options, and which tensors are the same
+    key: tuple[object, ...]  # types, dtypes, sizes, strides, options, and which tensors are the same
     tensors: list[Tensor]  # in a fixed order
     autocasts: bool  # whether autocast is on
 
@@ -51,7 +51,7 @@ _Step: TypeAlias = Callable[[list[Tensor]], Tensor]
 """A torch function of some of a call's tensors and the results of earlier steps."""
 
 
-class _CachedPlan(NamedTuple):
+class _CachedCall(NamedTuple):
     """The steps of calls with one signature, and the plan that computes them from the tensors at these indices."""
 
     plan: CallTemplate
@@ -98,7 +98,7 @@ def make_signature(arguments: tuple[Any, ...], terms: Any, names: tuple[str, ...
 
 def attend_from_cache(signature: CallSignature) -> tuple[Tensor, LogSums | None] | None:
     """Return the results of a call without its sinks; None if no plan is cached for its signature."""
-    cached: _CachedPlan | None = _plans.values.get(signature.key)
+    cached: _CachedCall | None = _plans.values.get(signature.key)
     if cached is None:
         return None
     plan, steps, indices = cached
@@ -111,7 +111,7 @@ def attend_from_cache(signature: CallSignature) -> tuple[Tensor, LogSums | None]
     return plan.attend([tensors[index] for index in indices])
 
 
-def _make_step(function: Callable[..., Tensor], arguments: list[Any], options: dict[str, Any]) -> _Step:
+def _make_step(function: Callable[..., Tensor], arguments: list[object], options: dict[str, object]) -> _Step:
     """Return a torch function of these arguments, with tensors instead of their indices, as a step."""
     index, rest = next(iter(arguments), None), arguments[1:]
     if type(index) is _TensorIndex and not any(type(value) in (_TensorIndex, list, tuple) for value in rest):
@@ -143,17 +143,19 @@ class StepRecorder(TorchFunctionMode):
         self._steps: list[_Step] = []
         self._can_replay = True
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         result = function(*args, **options)
         if isinstance(result, Tensor) and id(result) not in self._indices:
             self._steps.append(_make_step(function, self._with_indices(list(args)), options))
+            # Steps put tensors only in place of indices, which options do not have.
             self._can_replay &= not any(isinstance(value, Tensor) for value in flatten_tree(options))
             self._indices[id(result)] = _TensorIndex(len(self._tensors))
             self._tensors.append(result)
         else:
             # Other functions may read numbers, or change a tensor in place.
-            self._can_replay &= function.__name__ in _HARMLESS_FUNCTIONS
+            is_attribute = function.__name__ == "__get__" and function.__self__.__name__ in _HARMLESS_ATTRIBUTES
+            self._can_replay &= is_attribute or function.__name__ in _HARMLESS_FUNCTIONS
         return result
 
     def _with_indices(self, value: Any) -> Any:
@@ -170,4 +172,4 @@ class StepRecorder(TorchFunctionMode):
         indices = [self._indices.get(id(tensor)) for tensor in tensors]
         known = [int(index) for index in indices if index is not None]
         if self._can_replay and len(known) == len(indices):
-            _plans.put(self._key, _CachedPlan(plan, self._steps, known))
+            _plans.put(self._key, _CachedCall(plan, self._steps, known))

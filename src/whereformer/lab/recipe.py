@@ -49,7 +49,8 @@ def lazy_modules(*names: str) -> list[LazyModule]:
 
 
 class MayChange:
-    """Marks an option that may change when a run is continued, because no number in a record depends on it."""
+    """Marks an option that may change when a run is continued: no recorded number depends on it, or the records have it
+    elsewhere, as seeds in their keys, a plugin by its hash, and the kind of device that was used."""
 
 
 class CommaSeparated:
@@ -64,7 +65,7 @@ class Range:
     high: float
     ends: bool = True
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: object) -> None:
         """Raise an InputError for a number outside the range."""
         for number in value if isinstance(value, tuple) else (value,):
             check_range(name, number, self.low, self.high, ends=self.ends)
@@ -107,6 +108,8 @@ class Recipe(WithPlugin):
     """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
 
     NAME: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    """A command for the help to begin with."""
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if the recipe has this option."""
     FLAGS: ClassVar[dict[str, str]] = {}
@@ -119,7 +122,7 @@ class Recipe(WithPlugin):
     out: Annotated[Path, MayChange]
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MayChange] = "auto"
-    """Where to compute. "auto" is a GPU if there is one."""
+    """Where to compute. "auto" is a GPU if there is one. A folder with results is only continued on the same kind."""
     keep_versions: Annotated[bool, MayChange] = False
     """Keep results, checkpoints and encoded text of other versions of whereformer. By default they are made again."""
 
@@ -132,7 +135,7 @@ class Recipe(WithPlugin):
         self.check()
 
     @classmethod
-    def defaults_for(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults_for(cls, options: Mapping[str, object]) -> dict[str, Any]:
         """Return the defaults that follow from other options, which are not checked yet, such as ``quick``."""
         return {} if options.get("quick", False) is False else cls.QUICK
 
@@ -163,13 +166,13 @@ class Recipe(WithPlugin):
         """Compute the results that the folder lacks, and return the report."""
         raise NotImplementedError
 
-    def recorded_options(self) -> dict[str, Any]:
+    def recorded_options(self) -> dict[str, object]:
         """Return the options on which a result depends, as JSON."""
         kinds = hints(type(self))
         options = {name: value for name, value in asdict(self).items() if MayChange not in get_args(kinds[name])}
         return dict(json.loads(json.dumps(options, default=str)))  # paths become text
 
-    def format_command(self, **changes: Any) -> str:
+    def format_command(self, **changes: object) -> str:
         """Return the command line of the recipe with some options changed, without those that have default values."""
         defaults = {field.name: default(field, None) for field in sort_fields(type(self))}
         options = {name: changes.get(name, getattr(self, name)) for name in defaults}
@@ -232,13 +235,15 @@ def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRuns(Recipe):
-    """Base class of recipes whose runs are independent of one another."""
+    """Base class of recipes whose jobs are independent of one another."""
 
     seed: Annotated[int, Range(0, MAX_SEED), MayChange] = 0
     """The first seed."""
     jobs: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
-    """How many runs at a time, each in its own process. Default: one for each GPU, or four if models are small; on the
-    CPU one, or if models are small one for each core, but at most 8."""
+    """How many jobs, such as trainings, run at a time, each in its own process. Default: one for each GPU, or four if
+    models are small; on the CPU one, or if models are small one for each core, but at most 8."""
+    ray: Annotated[str | None, MayChange] = None
+    """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head; "local" starts one here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +265,7 @@ class Trains(Recipe):
         """Return whether to compute in bfloat16."""
         return self.dtype == "bfloat16" or (self.dtype == "auto" and device == "cuda")
 
-    def recorded_options(self) -> dict[str, Any]:
+    def recorded_options(self) -> dict[str, object]:
         from .options import find_device
 
         bfloat16 = self.uses_bfloat16(find_device(self.device).type)
@@ -311,7 +316,7 @@ def hints(kind: type[Any]) -> dict[str, Any]:
     return {field.name: annotations[field.name] for field in fields(kind)}
 
 
-def is_comma_separated(hint: Any) -> bool:
+def is_comma_separated(hint: object) -> bool:
     """Return whether an option's values are separated by commas."""
     return CommaSeparated in get_args(hint)
 
@@ -331,7 +336,7 @@ def find_flags(kind: Any) -> dict[str, str]:
     return flags | getattr(kind, "FLAGS", {})
 
 
-def default(field: Field[Any], without: Any = MISSING) -> Any:
+def default(field: Field[object], without: object = MISSING) -> Any:
     """Return a field's default, or ``without`` if it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
@@ -346,7 +351,7 @@ def sort_fields(kind: type[Any]) -> list[Field[Any]]:
     )
 
 
-def _convert(name: str, hint: Any, value: Any) -> Any:
+def _convert(name: str, hint: object, value: object) -> Any:
     """Convert text, a list or an integer to the declared type, and check the value by its markers.
 
     None is allowed wherever it is declared.
@@ -380,7 +385,7 @@ def _convert_one(name: str, kind: Any, value: Any) -> Any:
     raise kind_error(name, value, kind)
 
 
-def _convert_several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
+def _convert_several(name: str, kind: type, value: object, *, commas: bool) -> tuple[Any, ...]:
     """Return distinct values of a type from a sequence, from a single value, or from text with commas."""
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]

@@ -44,23 +44,28 @@ FILES = (RECORDS, "report.html", "report.md")
 HASHES = "hashes of"
 """The key in the first line's options of the hashes of everything that was read, by name."""
 VERSION = "version of the "
-"""How the names of a user's files begin among the hashes. These files may change until the first result."""
+"""How the names of a user's files begin among the hashes, so that a message reads "results for a different version of
+the plugin". These files may change until the first result."""
 MAX_JOBS = 8
-"""The most runs at a time by default. Each process needs about half a GiB."""
+"""The most jobs at a time by default, of small models on the CPU. Each process needs about half a GiB."""
 SMALL_JOBS = 4
-"""The runs of small models at a time on one GPU."""
-Key = tuple[Any, ...]
+"""The jobs of small models at a time on one GPU, by default."""
+Key = tuple[object, ...]
 Value = TypeVar("Value")
 
 
 class Run:
     """The folder of a recipe, locked: its records, its progress, its device and its processes.
 
+    A job computes one result: a function at a key, such as the training of a method with a seed. Several jobs may run
+    at a time.
+
     Records are lines of JSON in one file. The first line has the recipe's options, hashes of what it read, and where
-    the last command ran. Every other line has a task, its key, its value, the seconds that it took, the versions of
-    this package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
-    begins. If a line was cut or changed, or is from another version, its result is computed again, and a message says
-    so.
+    the last command ran. Every other line is a result: its name as "key" (the JSON of its task and the parts of its
+    key), its value, the seconds that its job took (since the last interruption, if there was one), the versions of this
+    package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
+    begins. If a line was cut or changed, it is removed, and its result is computed again, as one from another version
+    is; a message says so. Results that arrive while the run is being stopped are not recorded.
 
     Args:
         recipe: the recipe, which names the folder, the device and the outputs.
@@ -71,7 +76,9 @@ class Run:
         InputError: for ``out``, if the folder has other files or results, or cannot be written.
     """
 
-    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+    console: Any = None  # set where the command runs
+
+    def __init__(self, recipe: Any, options: Mapping[str, object], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
@@ -79,11 +86,14 @@ class Run:
         self.quiet = quiet or not self.is_main
         self.device = find_device(recipe.device).type
         self.options = json.loads(json.dumps({**options, "device": self.device}))
+        self.ray = getattr(recipe, "ray", None)
         self.jobs = getattr(recipe, "jobs", None) or default_jobs(self.device, has_small_models=recipe.has_small_models)
-        self.threads = torch.get_num_threads()  # of each run
+        self.has_small_models = recipe.has_small_models
+        self.threads = torch.get_num_threads()  # of each job
         if self.device == "cpu":
             self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
-        self.counts = self.losses = None  # steps and last loss of each running key, shared with processes
+        self.counts = self.losses = None  # steps and last loss of each job in progress, shared with processes
+        # This process's place in these; the steps of all jobs, and those done in earlier maps; the map's finished jobs.
         self.slot = self.total = self.done = self.finished = 0
         self.labels: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
@@ -92,8 +102,8 @@ class Run:
         self.by: dict[str, list[str]] = {}
         """The versions that computed each result of this run, by the result's name."""
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state for another process: the folder and the device, but neither records nor a lock."""
+    def __getstate__(self) -> dict[str, object]:
+        """Return the state for another process, which can log, advance and accept versions, but has no records."""
         names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
         return {name: getattr(self, name) for name in names}
 
@@ -115,7 +125,8 @@ class Run:
     def __exit__(self, *error: Any) -> None:
         self._exits.__exit__(*error)
         is_refused = self.is_new and isinstance(error[1], InputError) and not self.records and ranks.size() == 1
-        # A checkpoint, for example, is worth keeping.
+        # A refused folder without any result goes, with text that was encoded before the refusal. Whatever else is in
+        # it, such as a checkpoint, is worth keeping.
         if is_refused and {path.name for path in self.folder.iterdir()} <= {RECORDS, ".lock", "cache"}:
             shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -140,7 +151,7 @@ class Run:
                 self.hashes = hashes
                 self._compare(earlier)
             for number in damaged:
-                self.log(f"line {number} of {path} is damaged; its result will be computed again")
+                self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
 
     def _set_aside(self, path: Path) -> None:
         """Rename a file of records whose options are lost, so that none of its lines is."""
@@ -150,8 +161,8 @@ class Run:
         problem = f"the first line of {path}, which has the options of all results, is damaged"
         self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
-    def _compare(self, earlier: Mapping[str, Any]) -> None:
-        for name in {**earlier, **self.options}:  # either may lack one, such as the version of a plugin
+    def _compare(self, earlier: Mapping[str, object]) -> None:
+        for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
             old, new = earlier.get(name), self.options.get(name)
             if old != new:
                 advice = "choose another folder, or use the same settings to continue"
@@ -164,7 +175,7 @@ class Run:
 
     def log(self, text: str | Sheet) -> None:
         """Print a line or a table, above the progress."""
-        if multiprocessing.parent_process() is None:
+        if self.console is not None:
             self.console.print(text, highlight=False, soft_wrap=isinstance(text, str))
         elif not self.quiet:
             print(printable(str(text)), flush=True)
@@ -185,10 +196,10 @@ class Run:
         if self.is_main:
             self._write()
 
-    def keeps(self, version: str) -> bool:
+    def accept_version(self, version: str) -> bool:
         """Return whether to keep what a version of this package made, such as a checkpoint.
 
-        If it is another version, records of everything that is computed from it will name it.
+        If it is another version that is kept, the record of the job in progress will name it.
         """
         if version == this_version():
             return True
@@ -200,7 +211,7 @@ class Run:
         self,
         keys: Iterable[Key],
         function: Callable[..., Value],
-        *shared: Any,
+        *shared: object,
         task: str,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
@@ -230,11 +241,14 @@ class Run:
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
         self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
-        self.counts, self.losses = _shared_array(len(missing)), _shared_array(len(missing))
+        self.counts = counts = _shared_array(len(missing))
+        self.losses = _shared_array(len(missing))
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
+                if self.ray is not None:  # other machines do not count their steps here
+                    counts[missing.index(key)] = sizes[key]
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -267,12 +281,21 @@ class Run:
             self.log(f"repeating {_label(name)}: {reason}")
         return reason is None
 
-    def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, _Result]]:
+    def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, JobResult]]:
         """Yield each key with its result, in the order of completion."""
+        if self.ray is not None and keys:
+            from .ray_jobs import map_on_cluster
+
+            gpus = (1 / SMALL_JOBS if self.has_small_models else 1) if self.device == "cuda" else 0
+            compute = partial(_run_elsewhere, function, self, shared)
+            yield from map_on_cluster(
+                *(self.ray, self.folder, compute, keys), threads=self.threads, gpus=gpus, quiet=self.quiet
+            )
+            return
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
                 with threads(self.threads):
-                    result = _result(function, self, shared, key)
+                    result = compute_job(function, self, shared, key)
                 yield key, result
             return
         # A forked process would inherit locks and threads, and it could not use a GPU.
@@ -281,11 +304,11 @@ class Run:
         begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with handle_signals(signal.SIG_IGN, signal.SIGINT):  # which reaches processes that begin, too
+        with handle_signals(signal.SIG_IGN, signal.SIGINT):  # new processes inherit that they ignore it
             waiting = {pool.submit(_run_job, slot, key): key for slot, key in enumerate(keys)}
         processes = [process for process in multiprocessing.active_children() if process not in unrelated]
         try:
-            with handle_signals(signal.default_int_handler, signal.SIGTERM):  # or the processes would not save
+            with handle_signals(signal.default_int_handler, signal.SIGTERM):  # raises, so that jobs save below
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
                     for future in sorted(done, key=lambda future: future.exception() is not None):
@@ -303,7 +326,7 @@ class Run:
                 _stop(processes, set(map(int, begun)), waiting)
             pool.shutdown(wait=True, cancel_futures=True)
 
-    def _append_record(self, name: str, result: _Result) -> None:
+    def _append_record(self, name: str, result: JobResult) -> None:
         """Add a result to the record."""
         value = result.value
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
@@ -326,7 +349,7 @@ class Run:
 
 
 def default_jobs(device: str, *, has_small_models: bool) -> int:
-    """Return the default number of runs at a time: one for each GPU, or one on the CPU.
+    """Return the default number of jobs at a time: one for each GPU, or one on the CPU.
 
     Small models hardly gain from a second thread, and leave a GPU waiting. So on the CPU the number is one for each
     core, but at most MAX_JOBS, and on each GPU it is SMALL_JOBS.
@@ -380,7 +403,7 @@ class DamagedOptionsError(InputError):
 
 
 @dataclass(frozen=True)
-class _Result:
+class JobResult:
     """The value of a function at a key, the seconds that it took, and the versions of this package that computed it."""
 
     value: Any
@@ -388,13 +411,13 @@ class _Result:
     by: list[str]
 
 
-def _result(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> _Result:
+def compute_job(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
     """Call a function, and record which other versions contributed to its value."""
     before, started = run.other_versions, time.perf_counter()
     run.other_versions = set(before)
     try:
         value = function(run, *shared, *key)
-        return _Result(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
+        return JobResult(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
     finally:
         run.other_versions = before
 
@@ -414,7 +437,7 @@ def _shared_array(count: int) -> Any:
 
 
 class _Bar(Progress):
-    """A progress bar that reads the counts of the running keys whenever it is drawn."""
+    """A progress bar that reads the counts of the jobs in progress whenever it is drawn."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -437,7 +460,7 @@ class _Bar(Progress):
         if run.counts is not None and run.losses is not None:
             last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
             text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
-            if not text:  # several processes do not report which keys they run
+            if not text:  # several processes do not report which jobs they run
                 text = run.labels[0] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
             self.update(self.task, description=printable(text), completed=done, total=run.total or None)
@@ -472,7 +495,7 @@ _this: dict[str, Any] = {}
 
 
 def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
-    """Begin a process of several. At the end, add its id to ``begun``."""
+    """Prepare a process of several. Then add its id to ``begun``: from there on, SIGINT ends its job."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
@@ -488,13 +511,13 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops
     begun[index] = os.getpid()
 
 
-def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[_Result]]) -> None:
+def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[JobResult]]) -> None:
     """Stop processes. A process with a job saves its training first; one that has not begun has nothing to save."""
     working = [process.pid for process in processes if process.pid is not None and process.pid in begun]
     for pid in working:
         with suppress(ProcessLookupError):  # it has just ended
             os.kill(pid, signal.SIGINT)
-    if working:  # they take whatever is queued, and raise at once
+    if working:  # jobs that are queued may still begin, and raise at once: see ``stops``
         wait([future for future in futures if not future.cancel()])
     for process in processes:
         if process.pid not in working:
@@ -523,13 +546,21 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_job(slot: int, key: Key) -> _Result:
+def _run_elsewhere(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
+    """Compute one job on a machine of a cluster, which has no progress bar."""
+    run.counts = run.losses = None
+    load_plugin(run.plugin)
+    with threads(run.threads):
+        return compute_job(function, run, shared, key)
+
+
+def _run_job(slot: int, key: Key) -> JobResult:
     run = _this["run"]
     run.slot = slot
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _this["stops"][0]:  # the signal came before this process reacted to any
             raise KeyboardInterrupt
-        return _result(_this["function"], run, _this["shared"], key)
+        return compute_job(_this["function"], run, _this["shared"], key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

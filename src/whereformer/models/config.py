@@ -92,9 +92,10 @@ class EncoderConfig(StrictConfig):
         separate_cls: the first token is [CLS]: no pooling changes it, and positions are counted from the token after it
             (transformer_xl: it has none).
         truncate_seq: with a separate [CLS], every pooling drops the last token, so that 512 tokens become 256. Such
-            a token may have a label all the same: it skips the pooled blocks but not the decoder.
-        mask_pooling: a pooled token is padding unless "any" of its tokens is not padding (Funnel-Transformer), or
-            unless "all" are not (transformers' FunnelModel, which therefore loses tokens before the padding).
+            a token may have a label all the same: the decoder has it again, with the last pooled state or zeros as
+            its pooled state.
+        mask_pooling: whether a pooled token counts as a token if "any" of its tokens does (Funnel-Transformer), or only
+            if "all" of them do (transformers' FunnelModel, which therefore loses tokens before the padding).
         position: a position method, several joined by "+", or a pattern over layers such as "rope/rope/rope/none",
             repeated over the layers in turn, which are counted as for windows.
         position_options: the method's options; the options of one of several methods are a dictionary under its name.

@@ -109,7 +109,7 @@ class Encoder(EncoderPreTrainedModel):
     pooled, which halves the sequence. Pooled tokens are at every second, fourth, ... position, so every method works
     with them. A decoder (``config.decoder_layers``) repeats the last states to full length, adds the first block's and
     runs a few more layers. Without a decoder, the output is as short as the last block. Pooling includes padding, so
-    outputs depend on how much padding follows, up to one window of the last block (and no further for [CLS]).
+    outputs, also at [CLS], depend on how much padding follows, up to the 2 ** poolings tokens of one pooled token.
 
     With ``config.separate_cls`` the first token of every row, or of every packed document, counts as [CLS]. Pad such
     rows on the right: with padding on the left, a [PAD] would be kept separate and [CLS] pooled with its neighbor.
@@ -205,14 +205,15 @@ class Encoder(EncoderPreTrainedModel):
         words = embed_tokens(
             "input_ids", self.embeddings.word, self.config.embedding_size, input_ids, inputs.get("inputs_embeds")
         )
-        site, documents = self._make_site(words, input_ids, attention_mask, inputs)
+        site, packed = self._make_site(words, input_ids, attention_mask, inputs)
         positions = site.query_positions
-        if site.position_stop is not None and documents is None and self.position.depends_on_offsets_only():
-            # Documents do not see each other, so positions in the row give the same offsets, and faster terms.
+        if site.position_stop is not None and packed is None and self.position.depends_on_offsets_only():
+            # Documents do not see each other, so positions in the row give the same offsets, and faster terms. Not if
+            # documents are pooled: each [CLS] moves on its own, and short documents stay as they are.
             row_positions = Positions(0, 1, words.shape[1])
             site = replace(site, query_positions=row_positions, key_positions=row_positions, position_stop=None)
         share = self.position.with_shared if can_share(self.layers) else lambda site: site
-        funnel = FunnelState(self.pooling, site, documents, share, pool_query_only=self.config.pool_query_only)
+        funnel = FunnelState(self.pooling, site, packed, share, pool_query_only=self.config.pool_query_only)
         with_weights = is_requested("output_attentions", inputs, self.config)
         attentions: list[Tensor | None] = []
         states: list[Tensor] | None = [] if is_requested("output_hidden_states", inputs, self.config) else None
@@ -272,9 +273,9 @@ class Encoder(EncoderPreTrainedModel):
             self.position.check_axes("position_ids", positions)
         token_mask = to_token_mask(attention_mask)
         documents = self._documents(words, token_mask, inputs)
-        packed_documents = self._packed_documents(documents, token_mask)
+        packed = self._packed_documents(documents, token_mask)
         # Pooled documents are numbered, and their ids are not used.
-        documents = documents if packed_documents is None else packed_documents.ids
+        documents = documents if packed is None else packed.ids
         if self.config.segments != "attention":
             types = None
         elif types is not None:
@@ -294,7 +295,7 @@ class Encoder(EncoderPreTrainedModel):
             causal=self.config.causal,
             position_stop=position_stop,
         )
-        return site, packed_documents
+        return site, packed
 
     def _documents(self, words: Tensor, token_mask: Tensor | None, inputs: EncoderInputs) -> Tensor | None:
         """Return the document ids of packed rows, (batch, n), in causal models also from positions; None: not packed.

@@ -25,8 +25,8 @@ class Pooling:
     Args:
         mode: how hidden states are combined: "mean", "max" or "min".
         separate_cls: the first token does not change, and pairs begin with the second.
-        truncate: with separate_cls, drop the last token.
-        mask: a pooled token is padding unless "any" of its tokens, or "all" of them, are not padding.
+        truncate: with separate_cls, drop the last token, so that 512 tokens become 256.
+        mask: whether a pooled token counts as a token if "any" of its tokens does, or only if "all" of them do.
     """
 
     mode: str
@@ -35,7 +35,7 @@ class Pooling:
     mask: str
 
     def applies_to(self, length: int) -> bool:
-        """Return whether a sequence is long enough to pool: two tokens besides [CLS], even if one is dropped."""
+        """Return whether a sequence is long enough to pool: it has two tokens, besides a separate [CLS]."""
         return length > (2 if self.separate_cls else 1)
 
     def pooled_length(self, length: int) -> int:
@@ -62,7 +62,7 @@ class Pooling:
         )
         mask = site.key_mask
         if mask is not None:
-            first, second = self._pairs(mask)
+            first, second = self._pairs(mask)  # packed documents have no padding, so no mask
             mask = first | second if self.mask == "any" else first & second
         positions: PositionsLike
         if documents is not None and site.position_stop is not None:
@@ -93,7 +93,7 @@ class Pooling:
     def _pairs(self, rows: Tensor, documents: PackedDocuments | None = None) -> tuple[Tensor, Tensor]:
         """Return the first and the second token of every pair in (batch, n, ...).
 
-        A separate [CLS], and a token without a neighbor, are both tokens of their pair.
+        A separate [CLS] makes a pair with itself, and so does a token without a neighbor.
         """
         if documents is not None:
             first, second = documents.pairs
@@ -235,7 +235,8 @@ class FunnelState:
     def unpool(self, hidden: Tensor, times: int, length: int) -> Tensor:
         """Return to the full length: repeat states (batch, pooled n, width) to (batch, length, width).
 
-        ``times`` is the number of tokens that a state stands for.
+        ``site`` is the full one from then on. ``times`` is the number of tokens that a state stands for. If a sequence
+        was too short for some poolings, that number is too large, but only one state besides [CLS] is left to repeat.
         """
         self.site = self.full_site
         if self.full_documents is None or self.documents is None:
@@ -248,10 +249,11 @@ def unpool(
 ) -> Float[Tensor, "batch length width"]:
     """Repeat pooled hidden states (batch, n, width) to (batch, length, width).
 
-    Each state stands for ``times`` tokens, and [CLS] for itself. Tokens that truncation dropped get zeros.
+    Each state stands for ``times`` tokens, and [CLS] for itself. Tokens that truncation dropped get the last state as
+    far as its repeats reach, and zeros after that.
     """
     cls, pooled = (hidden[:, :1], hidden[:, 1:]) if separate_cls else (hidden[:, :0], hidden)
-    # At most ``times`` - 1 tokens were dropped. The code does not branch on that number, so compiled code serves all
-    # cases.
+    # Each of k poolings drops at most one of its tokens: 2 ** k - 1 = ``times`` - 1 tokens in all. The code does not
+    # branch on that number, so compiled code serves all cases.
     repeated = functional.pad(pooled.repeat_interleave(times, 1), (0, 0, 0, times - 1))
     return torch.cat((cls, repeated[:, : length - cls.shape[1]]), 1)

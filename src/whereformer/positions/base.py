@@ -231,7 +231,7 @@ class PositionMethod(nn.Module):
         # It moves with the model, so that a method without parameters knows the device and dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _record_embed_call(cls.embed)  # type: ignore[method-assign]
@@ -484,7 +484,7 @@ class PositionMethod(nn.Module):
         return ()
 
     def query_factor(
-        self, query: Float[Tensor, "batch heads n_q head_dim"], site: Site
+        self, query: Float[Tensor, "batch heads n_q _width"], site: Site
     ) -> Float[Tensor, "#batch #heads n_q 1"]:
         """Return the factor that ``transform_qkv`` multiplies the query by, (1 or batch, 1 or heads, n_q, 1).
 

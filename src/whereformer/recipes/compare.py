@@ -150,6 +150,7 @@ class Compare(ManyRuns):
     """
 
     NAME = "compare"
+    EXAMPLE = "whereformer compare --data my_texts/ --quick"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 400, "characters": 3_000_000}
 
@@ -300,7 +301,7 @@ class Compare(ManyRuns):
         if text.paths:
             run.log(text.about_files)
         encoded = encode.open_or_encode(
-            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.log, run.keeps
+            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.log, run.accept_version
         )
         training, held_out = len(encoded.training), len(encoded.held_out)
         if min(training, held_out) < (longest := max(*self.eval_lengths, scoring.HeldOut.GROUP)):
@@ -398,7 +399,9 @@ class Compare(ManyRuns):
         model: Any = encoders.build(config, seed)
         facts = self.facts(seed, position)
         checkpoint_folder = run.folder / "checkpoints" / self.model_folder(position, seed).name
-        checkpoints = training.Checkpoints(checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log, keeps=run.keeps)
+        checkpoints = training.Checkpoints(
+            checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log, keeps=run.accept_version
+        )
         plan = training.Training(steps=self.steps, rate=rate)
         label = f"{position}, seed {seed}"
         model.to(run.device)

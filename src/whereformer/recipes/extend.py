@@ -77,6 +77,7 @@ class Extend(Recipe):
     """
 
     NAME = "extend"
+    EXAMPLE = "whereformer extend all-MiniLM-L6-v2 --length 1024"
     FLAGS: ClassVar = {"model": "MODEL"}
     MAKES_FILES = True
 
@@ -189,7 +190,11 @@ class Extend(Recipe):
                 score=lambda step: evaluator(student),
                 score_at=[round(self.steps * part / NUM_EVALS) for part in range(1, NUM_EVALS + 1)],
                 checkpoints=training.Checkpoints(
-                    run.folder / "checkpoints", max(1, self.steps // NUM_EVALS), about, run.log, keeps=run.keeps
+                    run.folder / "checkpoints",
+                    max(1, self.steps // NUM_EVALS),
+                    about,
+                    run.log,
+                    keeps=run.accept_version,
                 ),
                 on_log=run.advance,
             )

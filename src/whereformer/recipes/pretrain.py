@@ -58,6 +58,7 @@ class Pretrain(TrainingRecipe):
     """
 
     NAME = "pretrain"
+    EXAMPLE = "whereformer pretrain --data texts/ --position rope"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[str, ...], MayChange] = ()
@@ -217,7 +218,7 @@ class Pretrain(TrainingRecipe):
         run.record_hash("text", hashes["text"], "data")
         run.record_hash("tokenizer", hashes["tokenizer"], "tokenizer")
         with ranks.main_first():
-            encoded = encode.open_or_encode(cache, text, choice, run.log, run.keeps)
+            encoded = encode.open_or_encode(cache, text, choice, run.log, run.accept_version)
         config, ids = self.config(encoded.vocabulary), encoded.vocabulary
         windows = text_windows.Windows(
             encoded.training,

@@ -3,7 +3,7 @@
 Triton reads kernels for a GPU of some compute capability, and its own launcher, in C, launches them on a driver that is
 ``driver.c``. This calls back with each launch: the kernel's handle, the grid, the stream and the parameters in memory.
 They are decoded by the signature that the kernel was compiled with, as a GPU would, and the kernel is interpreted on
-the same addresses, which are the host's. So plans are recorded, written and replayed as on a GPU, and their numbers can
+the same addresses, which are the host's. So calls are recorded, written and replayed as on a GPU, and their numbers can
 be compared with others.
 
 All of torch's memory comes from ``memory.cpp``: it begins as NaN and is NaN again once freed. A kernel that reads or
@@ -167,7 +167,7 @@ class _Launcher(CudaLauncher):
         self.kernel = Kernel(source, metadata)
 
     def __call__(self, *arguments: Any) -> None:
-        # A plan's launcher has a signature of its own, but its kernels have been launched by Triton's before.
+        # A replay's launcher has a signature of its own, but its kernels have been launched by Triton's before.
         _kernels.setdefault(arguments[4], self.kernel)
         try:
             super().__call__(*arguments)

@@ -1,4 +1,4 @@
-"""Each test begins without plans, and sees which ones are recorded."""
+"""Each test begins without plans, and sees which calls are recorded."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from whereformer.kernels.triton import launch
 
 @pytest.fixture(autouse=True)
 def records(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each call that was recorded in the test, whether it became a plan."""
-    record, are_plans = launch.record, []
+    """For each call that was recorded in the test, whether it became a function."""
+    record, can_replay = launch.record, []
 
     def record_and_note(*arguments):
-        results, plan = record(*arguments)
-        are_plans.append(plan is not None)
-        return results, plan
+        results, replay = record(*arguments)
+        can_replay.append(replay is not None)
+        return results, replay
 
     monkeypatch.setattr(launch, "record", record_and_note)
     remember(True)  # which forgets all
-    return are_plans
+    return can_replay

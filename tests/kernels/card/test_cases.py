@@ -1,4 +1,4 @@
-"""Calls and their gradients by plans on the card: their numbers, and the parameters of every launch."""
+"""Calls and their gradients by replays on the card: their numbers, and the parameters of every launch."""
 
 import importlib
 
@@ -81,7 +81,7 @@ CASES = {
 
 
 def run_twice(records, run):
-    """Run a call with other numbers; the second time by plans, with the parameters that Triton passes by itself."""
+    """Run a call with other numbers; the second time by replays, with the parameters that Triton passes by itself."""
     launches = []
     for _ in range(2):
         del card.launches[:]
@@ -100,7 +100,7 @@ def compare(recorded, replayed):
         addresses = ours.addresses()
         assert ours.numbers.keys() == theirs.numbers.keys()
         for path, number in theirs.numbers.items():
-            # Tensors without numbers have no address, except in plans, where they are parts of others.
+            # Tensors without numbers have no address, except in replays, where they are parts of others.
             expected = moved.setdefault(number, ours.numbers[path]) if path in addresses and number else number
             assert ours.numbers[path] == expected or (path in addresses and not number), (ours.name, path)
 
@@ -191,8 +191,8 @@ def test_random_calls(seed, records, monkeypatch):
             if tensor is not None:
                 tensor.untyped_storage().fill_(0xFF)
         replayed = compute(fuzz.Built(built.case), backend)
-        assert all(records), "not every call became a plan"
-        assert len(records) == count, "a plan was not used"
+        assert all(records), "not every call became a function"
+        assert len(records) == count, "a replay was not used"
         for name, tensor in recorded.items():
             assert torch.equal(tensor, replayed[name]), name
         return replayed

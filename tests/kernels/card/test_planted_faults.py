@@ -53,7 +53,7 @@ FAULTS = {
     "the stream is that of the first call": (finish, "= get_stream({index})", "= 7", streams),
     "the device is the current one": (finish, 'f"if get_device() != {index}:"', '"if False:"', streams),
     "launch hooks see nothing": (finish, "if is_profiled(): return None", "pass", hooks),
-    "autocast casts in a plan": (
+    "autocast casts in a replay": (
         finish,
         "self.has_operations",
         "False",

@@ -187,7 +187,7 @@ def test_autocast():
 
 
 def test_autocast_around_the_backward_alone(records):
-    """Its plan has operations of torch, such as products, that autocast would cast."""
+    """Its function has operations of torch, such as products, that autocast would cast."""
 
     def compute(backend, leaves, d_out, on):
         query, key, value, table, factors = parts = [leaf.clone().requires_grad_() for leaf in leaves]
@@ -242,7 +242,7 @@ def test_streams_and_devices(records, monkeypatch):
 
 
 def test_launch_hooks(records, monkeypatch):
-    """None, a function, or a chain of functions. Those that watch launches see all of them, so no plan is used."""
+    """None, a function, or a chain of functions. Those that watch launches see all of them, so no replay is used."""
     from triton import knobs
 
     watched = []
@@ -305,19 +305,20 @@ def test_saved_tensors_come_back_as_others():
     test_backends.test_saved_tensors_that_come_back_as_others_are_refused("triton", torch.Tensor.bfloat16)
 
 
-def test_positions_have_no_gradient():
-    test_backends.test_positions_have_no_gradient("triton", "triton")
+@pytest.mark.parametrize("first", [0, 1])
+def test_positions_have_no_gradient(first, monkeypatch):
+    test_backends.test_positions_have_no_gradient("triton", "triton", first, monkeypatch)
 
 
-# --- what becomes a plan
+# --- what becomes a function
 
 
-def test_plans_keep_no_tensors():
+def test_replay_functions_keep_no_tensors():
     check(rows(), vectors())
     (kind,) = launch.operators.plans.values.values()
-    plans = [kind._forward, *kind._backwards.values.values()]
-    cells = [cell.cell_contents for plan in plans for cell in plan.__closure__ or ()]
-    functions = [function for function in (*plans, *cells) if hasattr(function, "__globals__")]
+    replays = [kind._forward, *kind._backwards.values.values()]
+    cells = [cell.cell_contents for replay in replays for cell in replay.__closure__ or ()]
+    functions = [function for function in (*replays, *cells) if hasattr(function, "__globals__")]
     values = [*cells, *(value for function in functions for value in function.__globals__.values())]
     assert not any(isinstance(value, torch.Tensor) for value in values)
 
@@ -334,9 +335,9 @@ def test_what_depends_on_more_than_the_inputs_is_not_recorded(reads):
     assert replay is None
 
 
-def test_the_page_shows_a_plan(caplog):
+def test_the_page_shows_a_replay_function(caplog):
     page = Path(__file__).parents[3] / "docs" / "architecture" / "debugging.md"
-    excerpt = re.search("```text\n(def plan.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
+    excerpt = re.search("```text\n(def replay.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)[1]
     with caplog.at_level("DEBUG", plan.__name__):
         inputs = [random(1, 2, 256, 64, dtype=torch.bfloat16) for _ in range(3)]
         attention(*inputs, [OffsetBias(random(2, 511), -255)], backend="triton")

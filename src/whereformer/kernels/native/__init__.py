@@ -298,7 +298,7 @@ class Native(Backend):
     def new_buffer(self, call: Call) -> Tensor:
         return call.forward_state(2).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay | None]:
         if _is_empty(call):
             state = call.forward_state(2)
             state.buffer.zero_()
@@ -316,7 +316,7 @@ class Native(Backend):
 
     def backward(
         self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Replay]:
+    ) -> tuple[list[Tensor], Replay | None]:
         if _is_empty(call):
             return [call.new_gradient(name).zero_() for name in grad_names], None
         parts = num_parts(call, grad_names)

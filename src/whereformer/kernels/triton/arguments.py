@@ -1,7 +1,7 @@
 """The arguments of the Triton kernels: tensors with their strides, and numbers, in named tuples.
 
 A field that is None or a compile-time constant (``tl.constexpr``) is compiled into the kernel. Each tuple holds either
-tuples or values, never both: Triton 3.6 forgets the constants of a tuple that also has values.
+tuples or values, never both: Triton 3.6 loses the constants of an inner tuple if plain values stand next to it.
 
 Scores are in units of log2 in all kernels. They multiply the table of numbers by log2(e) when they load it; the
 products with tables of vectors are multiplied before.
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 class BiasTable(NamedTuple):
-    """A table of numbers over offsets."""
+    """A table of numbers over offsets. Triton compiles for numbers that 16 divides."""
 
     data: Tensor | None  # (heads, length), in natural units; None if a call does not have the table
     offset_stop: int | None  # after the last column: divisible by 16 if lengths are, in a table of every offset
@@ -208,7 +208,7 @@ PREPARED_ROWS = 64
 """The queries that a program of the first kernel works on."""
 
 SUMS_WIDTH, SUMS_ROWS = 32, MAX_BLOCK
-"""The columns of a table in a piece of its sums, and a divisor of the number of rows."""
+"""The columns of a table in a piece of its sums; and a number that divides the number of rows in each piece."""
 
 BIAS_COLUMNS = 128
 """The columns of a bias's gradient that a program of the last kernel adds up."""
@@ -347,7 +347,7 @@ def _find_partners(documents: Tensor, partners: Tensor) -> tuple[Tensor, Tensor]
 
 
 def _count_earlier(positions: Tensor) -> Tensor:
-    """Count the earlier keys at the same position in each key's block; int32, in the shape of ``positions``."""
+    """Count the earlier tokens at the same position in each token's block; int32, in the shape of ``positions``."""
     length = positions.shape[-1]
     short = functional.pad(positions, (0, -length % MAX_BLOCK)).unflatten(-1, (-1, MAX_BLOCK))
     same = short.unsqueeze(-1) == short.unsqueeze(-2)
@@ -404,7 +404,7 @@ def _vector_table(call: Call, name: str, products_by_name: dict[str, Tensor | No
     if length > MAX_COMPILED_LENGTH:
         return VectorTable(products, first, length, None)
     if covers_all_offsets(call, first, length):
-        # In short sequences tables end where offsets do: kernels would be compiled for every length.
+        # Such a table often ends where the sequence's offsets do: constants would need a kernel for every length.
         return VectorTable(products, first, length, constant(pad_width(length)))
     return VectorTable(products, constant(first), constant(length), constant(pad_width(length)))
 

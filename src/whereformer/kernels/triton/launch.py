@@ -1,6 +1,6 @@
 """The "triton" backend: flash attention with all terms fused in, in O(n) memory, on NVIDIA GPUs.
 
-This module launches the kernels of ``jit``. Calls are computed by plans (``plan``): this code runs once for each kind.
+This module launches the kernels of ``jit``, once for each kind of call: ``plan`` records a function for later calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Triton(Backend):
     def adapt(self, call: Call) -> Call:
         changes: dict[str, Any] = {}
         if call.scale <= 0:
-            # The kernels take the largest product of a row for that of its largest score.
+            # The kernels find a row's largest score by its largest product, which needs a positive scale.
             changes["scale"] = -call.scale or 1.0
             changes["query"] = None if call.query is None else call.query * (-1 if call.scale else 0)
         if call.query_positions is not None or call.key_positions is not None:
@@ -57,12 +57,12 @@ class Triton(Backend):
     def new_buffer(self, call: Call) -> Tensor:
         return _forward_state(call).buffer
 
-    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay]:
+    def forward(self, call: Call, tensors: Sequence[Tensor]) -> tuple[ForwardOutputs, Replay | None]:
         return record(lambda: self._forward(call), tensors)
 
     def backward(
         self, call: Call, inputs: BackwardInputs, grad_names: Sequence[str], tensors: Sequence[Tensor]
-    ) -> tuple[list[Tensor], Replay]:
+    ) -> tuple[list[Tensor], Replay | None]:
         return record(lambda: self._backward(call, inputs, grad_names), tensors)
 
     def _forward(self, call: Call) -> ForwardOutputs:
@@ -95,7 +95,7 @@ class Triton(Backend):
 
 
 def _forward_state(call: Call, *results: Tensor) -> ForwardState:
-    """Allocate the state of a forward, or find its parts in the forward's results."""
+    """Allocate the state of a forward, or find its parts in the forward's results: one or two numbers of a ``Norm``."""
     may_be_large = any(term is not None for term in (call.bias, call.query_factors, call.query_levels, call.dense))
     return call.forward_state(2 if may_be_large else 1, *results)
 
@@ -111,7 +111,7 @@ def _compute_log_sums(norm: Tensor) -> LogSums:
 def _launch_prepare(
     call: Call, state: ForwardState | None = None, d_out: Tensor | None = None, d_lse: Tensor | None = None
 ) -> tuple[arguments.PairRules, Tensor | None]:
-    """Return the rules of pairs, with the seeds and the end of the keys, and ``delta`` in the backward."""
+    """Fill the seeds, the keys' end and ``delta`` by the first kernel; return the rules of pairs and ``delta``."""
     # Imported here, and likewise below, because it imports Triton.
     from .jit.prepare import prepare
 
@@ -199,7 +199,7 @@ _DIAGONAL_PROGRAMS = 1500
 """About the most programs of the kernel of diagonals: enough for a GPU, and each stores its own sums."""
 
 _MIN_PAIRS = 2**22
-"""Pairs whose gradients are in memory at once if a bias has no diagonals. Calls with large inputs take more."""
+"""About the fewest pairs whose gradients are in memory at once if a bias has no diagonals."""
 
 
 _GRADIENTS_BY_TABLE = {
@@ -227,9 +227,9 @@ class _Backward:
         if reads_beyond and arguments.has_diagonals(call):
             summed.append("bias")
         self.sums = {name: arguments.allocate_table_sums(call, name) for name in summed}
-        # The first and the last arguments of all gradient kernels.
-        self.first = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
-        self.last = _prepare_terms(call, self.d_out, self.sums), pairs
+        # The leading and the trailing arguments of all gradient kernels.
+        self.leading = arguments.build_inputs(call, self.d_out), arguments.build_norm(state.row_stats, delta)
+        self.trailing = _prepare_terms(call, self.d_out, self.sums), pairs
         # The kernels write into these: rows that the whole batch shares have a gradient for each item.
         self.gradient_buffers = {
             name: gradient.new_empty(call.value.shape[0], *gradient.shape[1:], dtype=torch.float32)
@@ -267,7 +267,7 @@ class _Backward:
         launch(
             query_gradients,
             self.programs * cdiv(call.n_q, blocks.rows),
-            *self.first,
+            *self.leading,
             arguments.QueryGradients(
                 arguments.row_matrix(buffers.get("query")),
                 arguments.row_matrix(buffers.get("query_factors")),
@@ -275,7 +275,7 @@ class _Backward:
                 *(self.sums.get(name, arguments.NO_SUMS) for name in ("key_table", "value_table", "bias")),
             ),
             arguments.table_matrix(call.key_table if meets_query else None, call),
-            *self.last,
+            *self.trailing,
             **blocks.launch_options,
         )
         self._launch_table_gradients("key_table")
@@ -289,7 +289,7 @@ class _Backward:
         launch(
             key_gradients,
             self.programs // call.group_size * cdiv(call.n_k, blocks.keys),
-            *self.first,
+            *self.leading,
             arguments.KeyGradients(
                 arguments.row_matrix(buffers.get("key"), call.group_size),
                 arguments.row_matrix(buffers.get("value"), call.group_size),
@@ -297,7 +297,7 @@ class _Backward:
                 arguments.level_matrix(buffers.get("key_levels")),
                 self.sums.get("query_table", arguments.NO_SUMS),
             ),
-            *self.last,
+            *self.trailing,
             **blocks.launch_options,
         )
         self._launch_table_gradients("query_table")
@@ -352,9 +352,9 @@ class _Backward:
             launch(
                 diagonals,
                 count * call.heads * parts,
-                *self.first,
+                *self.leading,
                 out,
-                *self.last,
+                *self.trailing,
                 *(low, count, parts, batch),
                 BLOCK=size,
                 num_warps=blocks.warps,
@@ -374,7 +374,7 @@ class _Backward:
         )
 
     def _launch_table_gradients(self, name: str) -> None:
-        """Compute the gradients of a table of vectors and of its factors from the sums by offset."""
+        """Compute the gradients of a table of vectors and of its factors from the sums by offset, in new buffers."""
         from .jit.offsets import table_gradients
 
         call = self.call
@@ -409,9 +409,9 @@ class _Backward:
         launch(
             dense_gradients,
             items * call.heads * cdiv(call.n_q, size) * cdiv(call.n_k, size),
-            *self.first,
+            *self.leading,
             arguments.pair_matrix(gradient),
-            *self.last,
+            *self.trailing,
             call.value.shape[0] // items,
             BLOCK=size,
             num_warps=blocks.warps,

@@ -1,9 +1,9 @@
-"""Plans: a call's work on the device, recorded once as a Python function that computes later calls like it.
+"""Replay functions: a call's work on the device, recorded once as a Python function that computes later calls like it.
 
 To describe a call to the kernels takes many times as long as to start them. All of it follows from the dtypes, sizes
 and strides of tensors, and from numbers. So the first call of a kind runs under a :class:`_Recorder`, which sees every
 torch operation and every launch and notes them as lines of a Python function. In its launches, all parameters are
-numbers, except for the addresses. ``docs/architecture/debugging.md`` shows a plan and how to print others.
+numbers, except for the addresses. The call's ``Plan`` keeps it; ``docs/architecture/debugging.md`` shows one.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _logger = logging.getLogger(__name__)
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
 _SMALL, _MAX_SMALL = 2**20, 2**23
-"""Bytes that may be freed a little later than possible: of one allocation, and of all together."""
+"""Allocations of at most the first number of bytes share one block, if all of them have at most the second."""
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
 
-def launch(kernel: JITFunction[Any], programs: int, *arguments: object, **options: int | str) -> None:
+def launch(kernel: JITFunction[object], programs: int, *arguments: object, **options: int | str) -> None:
     """Launch a kernel, compiled with sums of products fused, whatever a version of Triton does by default."""
     compiled = kernel[(programs,)](*arguments, enable_fp_fusion=True, **options)
     if (recorder := _recorder.get()) is not None:
         recorder.add_launch(compiled, programs, dict(zip(kernel.arg_names, arguments, strict=False)))
 
 
-def record(compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> tuple[Any, Replay]:
+def record(compute: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Tensor]) -> tuple[Any, Replay | None]:
     """Run ``compute``; return its result and a function that replays it on other inputs, or None if it cannot be
     replayed, because the work depends on numbers in tensors.
 
@@ -83,7 +83,7 @@ class _Address(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """A line of a plan: an operation, a launch or ``return``."""
+    """A line of a replay function: an operation, a launch or ``return``."""
 
     parts: Sequence[str | _Address]  # the line in Python; addresses are written when the memory is divided
     tensors: Sequence[str]  # the names of the tensors that it uses, except for addresses
@@ -99,9 +99,9 @@ class _Allocation(NamedTuple):
 class _Recorder(TorchDispatchMode):
     """Notes torch operations and launches as lines.
 
-    The line of an allocation or a view is written where the tensor is first used. If only launches use allocations,
-    those freed at the same line share one allocation, and so do all small ones. The ``inputs`` are the call's tensors;
-    all others have to be made while it records.
+    The line of an allocation or a view is written where the tensor is first used. Of the allocations that only launches
+    use, those whose last use is the same line share one block of memory, and so do all small ones. The ``inputs`` are
+    the call's tensors; all others have to be made while it records.
     """
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
@@ -117,12 +117,12 @@ class _Recorder(TorchDispatchMode):
         self.can_replay, self.has_operations = True, False
         self.inputs = [self._add_tensor(tensor) for tensor in inputs]
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results, name = operation(*args, **kwargs), operation.overloadpacket.__name__
         outputs = [leaf for leaf in flatten_tree(results) if isinstance(leaf, Tensor)]
         inputs = [leaf for leaf in flatten_tree((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_sequence, new = isinstance(results, tuple | list), [id(tensor) not in self.names for tensor in outputs]
+        is_sequence, is_new = isinstance(results, tuple | list), [id(tensor) not in self.names for tensor in outputs]
         if name in ("detach", "alias"):
             self.live_tensors.append(outputs[0])
             self.names[id(outputs[0])] = self._name(inputs[0])
@@ -140,14 +140,14 @@ class _Recorder(TorchDispatchMode):
                 self.views[name] = _Line([f"{name} = {call}[{index}]" if is_sequence else f"{name} = {call}"], names)
         elif not outputs and not inputs:
             pass  # such as the common type of two dtypes
-        elif not outputs or any(new) != all(new):
+        elif not outputs or any(is_new) != all(is_new):
             # It read a number, on which later work may depend, or is of an unknown kind.
             self.can_replay = False
         else:
             self.has_operations = True
             names = [self._use(self._name(tensor)) for tensor in inputs]
             call, new_names = self._render_call(operation, args, kwargs), ", ".join(map(self._add_tensor, outputs))
-            code = f"{new_names}{',' * is_sequence} = {call}" if all(new) else call
+            code = f"{new_names}{',' * is_sequence} = {call}" if all(is_new) else call
             self.lines.append(_Line([code], names))
         return results
 
@@ -168,7 +168,7 @@ class _Recorder(TorchDispatchMode):
         code = f"{run}({programs}, 1, 1, stream, {function}, {metadata}, None, None, None"
         self.lines.append(_Line([code, *parts, ")"], []))
 
-    def build_function(self, outputs: Sequence[Tensor | None]) -> Replay:
+    def build_function(self, outputs: Sequence[Tensor | None]) -> Replay | None:
         """Return a function that runs the lines and returns the outputs; None if it cannot be replayed."""
         names = ["None" if tensor is None else self._use(self._name(tensor)) for tensor in outputs]
         if not self.can_replay:
@@ -212,8 +212,8 @@ class _Recorder(TorchDispatchMode):
             last[block] = index
         return blocks
 
-    def _compile(self, body: Sequence[str]) -> Callable[..., Any]:
-        """Return a plan with these lines."""
+    def _compile(self, body: Sequence[str]) -> Replay:
+        """Return a replay function with these lines."""
         from triton import knobs
         from triton.runtime import driver
 
@@ -233,11 +233,11 @@ class _Recorder(TorchDispatchMode):
             "without_autocast": without_autocast,
         }
         head = [
-            f"def plan({inputs}):",
+            f"def replay({inputs}):",
             "if is_profiled(): return None",
             # Launches go to the current device.
             f"if get_device() != {index}:",
-            f"    with on_device({index}): return plan({inputs})",
+            f"    with on_device({index}): return replay({inputs})",
             f"stream = get_stream({index})",
         ]
         if self.has_operations:
@@ -245,7 +245,7 @@ class _Recorder(TorchDispatchMode):
         source = "\n    ".join([*head, *body])
         _logger.debug("%s", source)
         exec(source, self.constants)
-        return self.constants["plan"]
+        return self.constants["replay"]
 
     def _add_tensor(self, tensor: Tensor) -> str:
         self.live_tensors.append(tensor)
@@ -268,19 +268,19 @@ class _Recorder(TorchDispatchMode):
             self.lines.append(view)
         return name
 
-    def _add_constant(self, name: str, value: Any) -> str:
-        """Return the name of an object in the plan's globals: this, with a number if another object has it."""
+    def _add_constant(self, name: str, value: object) -> str:
+        """Return the name of an object in the function's globals: this, with a number if another object has it."""
         unique = name
         while self.constants.setdefault(unique, value) is not value:
             unique = f"{name}_{len(self.constants)}"
         return unique
 
-    def _render_call(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> str:
+    def _render_call(self, operation: object, args: Any, kwargs: dict[str, Any]) -> str:
         arguments = [*map(self._render, args), *(f"{name}={self._render(value)}" for name, value in kwargs.items())]
         return f"{self._add_constant(str(operation).replace('.', '_'), operation)}({', '.join(arguments)})"
 
-    def _render(self, value: Any) -> str:
-        """Return an argument of an operation in Python."""
+    def _render(self, value: object) -> str:
+        """Return an argument of an operation in Python. Inf, nan, and objects such as dtypes have no literal."""
         if isinstance(value, Tensor):
             return self._name(value)
         if isinstance(value, list | tuple):

@@ -60,8 +60,11 @@ def attach(
             "rope/rope/rope/none"; "none" adds nothing.
         keep_absolute: False switches the model's own positions off (absolute embeddings, rotary ones, T5's biases) and
             removes their parameters from the state dict.
-        verify: whether the model first runs on a tiny batch, once with its own attention and once with this library's.
-            If the results differ, the model is refused. Hooks that you registered do not run.
+        verify: whether to compare the model's results with its results under this library's attention first, on tiny
+            batches. If they differ, the model is refused. If nothing can be compared, as where the model's own
+            attention cannot run on this machine or computes NaN, a warning is logged and the model gets its method
+            unverified. A copy of the model runs on tiny batches in any case, to find its calls of attention. Hooks that
+            you registered do not run.
         position_options: the method's own options, and ``max_length`` for methods with a fixed number of positions; it
             is the model's ``max_position_embeddings`` by default. ``causal=False`` is for a causal model that gets
             masks that show later tokens.
@@ -132,21 +135,21 @@ def attach_with_settings(
     try:
         separate_configs(model, undo)
         patch_layers(model, undo, submodels_with(model, calls))
-        _attach(model, calls, settings, max_values, undo)
+        _apply_method(model, calls, settings, max_values, undo)
+        set_implementation(model, calls, NAME, undo)
+        model.config.whereformer = settings._asdict()
+        undo.append(partial(delattr, model.config, NAME))
     except Exception:
         _undo_all(undo)
         raise
-    set_implementation(model, calls, NAME, undo)
-    model.config.whereformer = settings._asdict()
-    undo.append(partial(delattr, model.config, NAME))
     setattr(model, _UNDO, undo)
     return model
 
 
-def _attach(
+def _apply_method(
     model: PreTrainedModel, calls: list[AttentionCall], settings: AttachSettings, max_values: int | None, undo: Undo
 ) -> None:
-    """Attach a method to a model with these calls; each change appends its reversal to ``undo``, also before errors."""
+    """Hook a method into a model with these calls; each change appends its reversal to ``undo``, also before errors."""
     kind = type(model).__name__
     stacks = [(stack, _self_attention_calls(stack_calls)) for stack, stack_calls in group_by_stack(model, calls)]
     if not stacks:
@@ -167,12 +170,12 @@ def _attach(
         _hook(stack, stack_calls, method, separating, undo)
     pass_bias_tables(dict.fromkeys(call.module for call in calls), undo)
     try:
-        arrived = [call for call in record_calls(model, calls) if call.received is not None]
+        hooked_calls = [call for call in record_calls(model, calls) if call.received is not None]
     except InputError as error:
         if keep_absolute:
             raise
         raise InputError("keep_absolute", f"{kind} does not run without its positions; {alternative}") from error
-    if len(arrived) < sum(len(stack_calls) for _, stack_calls in stacks):
+    if len(hooked_calls) < sum(len(stack_calls) for _, stack_calls in stacks):
         raise InputError("model", f"{kind} does not pass keyword arguments on to its attention function")
 
 
@@ -283,7 +286,7 @@ def _hook(
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
-    # Programs that run ``model.forward(...)`` skip the model's hooks, but not the hooks of the child with all layers.
+    # Programs that run ``model.forward(...)`` skip the model's hooks, but not those of the child that has all layers.
     children = [child for child in stack.children() if _accepts_keywords(child) and {*layers} < {*child.modules()}]
     first_module = children[0] if children else stack
     checkpointed = [layer for layer in stack.modules() if isinstance(layer, GradientCheckpointingLayer)]

@@ -36,7 +36,8 @@ class AttentionCall:
         n_q, n_k: the numbers of queries and keys.
         num_heads, head_dim: the number of heads, and the width of one.
         received: the values that the hooks of an attached method passed on; None without a method.
-        causal: whether no query sees a later key, both with a padding mask and without one.
+        causal: whether no query sees a later key; in the results of this module, both with a padding mask and without
+            one.
         ignored_queries: (batch, n_q) bool, True = the output has no meaning: the token sees no key, or is padding.
         mask_decides_causality: whether attention is causal only with a padding mask, or only without one.
         separates_texts: whether the texts of a row are kept apart.
@@ -72,8 +73,9 @@ def _probe(
 ) -> tuple[Tensor, Tensor | None]:
     """Attend, and record the call.
 
-    Queries that see no key are ignored: transformers averages over all keys there. So are queries that are padding:
-    models differ in the keys that padding sees.
+    Queries that see no key are ignored: transformers averages over all keys there. They are the ones whose outputs are
+    exactly zero, as this library's are then. So are queries that are padding: models differ in the keys that padding
+    sees.
     """
     out, weights = attend(module, query, key, value, attention_mask, is_causal=is_causal, **options)
     (batch, num_heads, n_q, head_dim), n_k = query.shape, key.shape[2]
@@ -111,7 +113,7 @@ def find_calls(model: PreTrainedModel) -> list[AttentionCall]:
             return []
         for config in all_configs(copied):
             setattr(config, IMPLEMENTATION, PROBE)
-        return [call.for_copy(originals) for call in _record(copied)]
+        return [call.for_copy(originals) for call in _record_calls(copied)]
 
 
 def record_calls(model: PreTrainedModel, calls: list[AttentionCall]) -> list[AttentionCall]:
@@ -119,7 +121,7 @@ def record_calls(model: PreTrainedModel, calls: list[AttentionCall]) -> list[Att
     with trial_copy(model) as copied:
         copies = match_modules(model, copied)
         set_implementation(copied, [call.for_copy(copies) for call in calls], PROBE, [])
-        return _record(copied)
+        return _record_calls(copied)
 
 
 def text_separating_layers(model: PreTrainedModel, calls: list[AttentionCall]) -> set[nn.Module]:
@@ -127,23 +129,23 @@ def text_separating_layers(model: PreTrainedModel, calls: list[AttentionCall]) -
     with trial_copy(model) as copied:
         originals, copies = match_modules(copied, model), match_modules(model, copied)
         set_implementation(copied, [call.for_copy(copies) for call in calls], PROBE, [])
-        with recording() as packed_calls:
+        with collect_calls() as packed_calls:
             for example in packed_examples(copied.base_model):
                 with suppress(Exception):  # a model may not accept positions, or only positions with other axes
                     example.run()
         return {originals[call.module] for call in packed_calls if call.separates_texts}
 
 
-def _record(model: PreTrainedModel) -> list[AttentionCall]:
+def _record_calls(model: PreTrainedModel) -> list[AttentionCall]:
     """Record the calls of a forward with a padding mask, and see whether they are causal without one, too."""
-    with recording() as calls:
+    with collect_calls() as calls:
         example, _ = run_first_example(model, rows=1, length=5, before=calls.clear)
     unmasked = example.unmasked()
     if unmasked is None:
         return calls
     causal: dict[nn.Module, bool] = {}
     # A model may need its mask.
-    with recording() as unmasked_calls, suppress(Exception):
+    with collect_calls() as unmasked_calls, suppress(Exception):
         unmasked.run()
         for call in unmasked_calls:
             causal[call.module] = call.causal and causal.get(call.module, True)
@@ -155,7 +157,7 @@ def _record(model: PreTrainedModel) -> list[AttentionCall]:
 
 
 @contextmanager
-def recording() -> Iterator[list[AttentionCall]]:
+def collect_calls() -> Iterator[list[AttentionCall]]:
     """Yield the list to which calls of :data:`PROBE` are added."""
     token = _recorded.set([])
     try:

@@ -34,8 +34,8 @@ SEPARATE_TEXTS = "pass cu_seq_lens_q or seq_idx, which show where texts begin, o
 """The advice of errors about packed rows."""
 
 Undo: TypeAlias = list[Callable[[], object]]
-"""Functions that reverse the changes to a model, in the order of the changes. In a copied model, they act on the copy.
-"""
+"""Functions that reverse the changes to a model, in the order of the changes. ``deepcopy`` copies them with the model,
+so the functions of a copy act on the copy."""
 
 
 @dataclass(eq=False)
@@ -60,7 +60,7 @@ class StackForward:
     has_position_ids: bool = False
     documents: Tensor | None = None
     num_calls: int = 0
-    shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, Any] | None = None
+    shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, object] | None = None
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
 

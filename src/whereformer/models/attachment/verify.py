@@ -1,8 +1,8 @@
 """Verifies that a model gives the same results with this library's attention, before a position method is added.
 
-The model runs on a tiny batch twice: with its own attention, and with this library's. Both also run on one text without
-a mask. The second run compares the output of each attention layer with the first run's, and then continues with the
-first run's output. So rounding errors do not add up, a mixture of experts chooses the same experts in both runs,
+Copies of the model run on a tiny batch: one with its own attention, one with this library's. Both also run on one text
+without a mask. The second run compares the output of each attention layer with the first run's, and then continues with
+the first run's output. So rounding errors do not add up, a mixture of experts chooses the same experts in both runs,
 and the first layer that differs is the one that is wrong.
 """
 
@@ -23,14 +23,15 @@ from transformers.utils import ModelOutput
 from ...errors import InputError
 from .builtin_positions import pass_bias_tables
 from .configs import all_configs
-from .find_calls import PROBE, AttentionCall, find_calls, recording, set_implementation, submodels_with
+from .find_calls import PROBE, AttentionCall, collect_calls, find_calls, set_implementation, submodels_with
 from .patches import patch_layers
 from .trial_run import Example, match_modules, run_first_example, trial_copy
 
 TOLERANCE = {torch.float64: 2e-5, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
-"""The largest error of an output that passes, relative to its largest value. Half precision shows gross errors only.
+"""The largest error of an output that passes, relative to its largest value.
 
-Many models compute the softmax in float32, even if their weights are float64.
+In half precision, only gross errors are found. Many models compute the softmax in float32, even if their weights are
+float64.
 """
 
 ROWS, LENGTH = 3, 14
@@ -39,7 +40,7 @@ ROWS, LENGTH = 3, 14
 WINDOW_FIELDS = ("sliding_window", "attention_chunk_size", "local_attention")
 """The fields of configurations that limit attention to near tokens."""
 WINDOW = 6
-"""Their value in these runs, if they are longer than the batch."""
+"""Their value in these runs, unless it is below half of the batch's length already."""
 
 
 def verify_same_outputs(model: PreTrainedModel) -> list[AttentionCall]:
@@ -52,8 +53,8 @@ def verify_same_outputs(model: PreTrainedModel) -> list[AttentionCall]:
         InputError: if the results differ; the message names the layer and the difference.
     """
     calls = find_calls(model)
-    for reference in _run_original(model, calls) if calls else ():
-        _compare_patched(model, calls, reference)
+    for original in _run_original(model, calls) if calls else ():
+        _compare_with_ours(model, calls, original)
     return calls
 
 
@@ -83,10 +84,14 @@ def _run_original(model: PreTrainedModel, calls: list[AttentionCall]) -> list[_R
         max_length = getattr(model.config, "max_position_embeddings", None)
         length = max(8, min(LENGTH, max_length)) if type(max_length) is int else LENGTH
         try:
-            runs = [_record(model, calls, lambda copied, before: run_first_example(copied, ROWS, length, True, before))]
+            runs = [
+                _record_original(
+                    model, calls, lambda copied, before: run_first_example(copied, ROWS, length, True, before)
+                )
+            ]
             if (unmasked := runs[0].example.unmasked()) is not None:
                 with suppress(Exception):  # a model may need its mask
-                    runs.append(_record(model, calls, lambda copied, _: (unmasked, unmasked.run_in(copied))))
+                    runs.append(_record_original(model, calls, lambda copied, _: (unmasked, unmasked.run_in(copied))))
             nan_layer = runs[0].nan_layer()
             if nan_layer is None:
                 return [run for run in runs if run.nan_layer() is None]
@@ -99,7 +104,7 @@ def _run_original(model: PreTrainedModel, calls: list[AttentionCall]) -> list[_R
     return []
 
 
-def _record(
+def _record_original(
     model: PreTrainedModel,
     calls: list[AttentionCall],
     run: Callable[[PreTrainedModel, Callable[[], None]], tuple[Example, list[ModelOutput]]],
@@ -122,15 +127,16 @@ def _record(
     return _Run(example, layer_outputs, dict(_tensors(outputs)))
 
 
-def _compare_patched(model: PreTrainedModel, calls: list[AttentionCall], reference: _Run) -> None:
+def _compare_with_ours(model: PreTrainedModel, calls: list[AttentionCall], original: _Run) -> None:
     """Run a copy with this library's attention; raise an InputError at the first layer or output that differs."""
-    limit, expected_outputs = TOLERANCE[model.dtype], iter(reference.layer_outputs)
+    limit, expected_outputs = TOLERANCE[model.dtype], iter(original.layer_outputs)
 
     def check(name: str, module: nn.Module, args: object, output: Any) -> Any:
         for tensor in _first_tensor(output):
             expected_name, expected = next(expected_outputs, (None, tensor))
             if expected_name != name:
                 raise _mismatch_error(model, f"layer {name} ran where {expected_name} was expected")
+            # The layer's last call is the one that computed this output.
             masks = (call.ignored_queries.clone() for call in reversed(recorded) if call.module is module)
             ignored_queries = next(masks, None)
             if ignored_queries is not None and len(ignored_queries) == ROWS:
@@ -142,7 +148,7 @@ def _compare_patched(model: PreTrainedModel, calls: list[AttentionCall], referen
             return (*output[:index], expected.clone(), *output[index + 1 :])
         return None
 
-    with trial_copy(model) as copied, _full_precision(model), recording() as recorded:
+    with trial_copy(model) as copied, _full_precision(model), collect_calls() as recorded:
         copy_of = match_modules(model, copied)
         copied_calls = [call.for_copy(copy_of) for call in calls]
         _shorten_windows(copied)
@@ -152,7 +158,7 @@ def _compare_patched(model: PreTrainedModel, calls: list[AttentionCall], referen
         for name, module in _layers(copied, copied_calls).items():
             module.register_forward_hook(partial(check, name))
         try:
-            outputs = reference.example.run_in(copied)
+            outputs = original.example.run_in(copied)
         except InputError:
             raise
         except Exception as error:
@@ -161,8 +167,8 @@ def _compare_patched(model: PreTrainedModel, calls: list[AttentionCall], referen
     if next(expected_outputs, None) is not None:
         raise _mismatch_error(model, "fewer layers ran than in the original model")
     for path, tensor in _tensors(outputs):
-        if path in reference.outputs:  # some models also return attention weights if their attention computes them
-            _check(model, f"output{path}", tensor, reference.outputs[path], limit, None)
+        if path in original.outputs:  # some models also return attention weights if their attention computes them
+            _check(model, f"output{path}", tensor, original.outputs[path], limit, None)
 
 
 def _check(
@@ -227,7 +233,7 @@ def _full_precision(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _shorten_windows(model: PreTrainedModel) -> None:
-    """Make windows shorter than the batch, so that they have an effect in it."""
+    """Make windows shorter than half of the batch, so that they have an effect in it."""
     for owner in (*model.modules(), *all_configs(model)):
         for name in WINDOW_FIELDS:
             size = vars(owner).get(name)

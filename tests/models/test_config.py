@@ -1,4 +1,4 @@
-"""Configurations refuse what is no field of theirs, while files of other hands may say more."""
+"""Configurations refuse unknown fields, while files of other libraries may have more."""
 
 import json
 

@@ -1,0 +1,124 @@
+"""Jobs on a Ray cluster: the same records as in processes, also if a machine is lost or does not see the folder."""
+
+import io
+import tarfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.failing import fails
+from tests.lab.toy import Toy
+from tests.recipes.trainings import TINY_ENCODER
+from whereformer.cli.main import main
+from whereformer.errors import InputError
+from whereformer.lab.run import read_records
+
+ray = pytest.importorskip("ray", reason="ray is not installed")
+
+from whereformer.lab import ray_jobs  # noqa: E402
+
+
+def test_folders_travel_as_archives(tmp_path):
+    source, target = tmp_path / "source", tmp_path / "target"
+    (source / "models").mkdir(parents=True)
+    (source / "models" / "weights").write_bytes(b"\x00\x01")
+    (source / "records.jsonl").write_text("stays")
+    target.mkdir()
+    ray_jobs.unpack(ray_jobs.pack(source, ray_jobs.list_files(source)), target)
+    assert [path.name for path in ray_jobs.list_files(target)] == ["weights"]
+    assert not (target / "records.jsonl").exists()
+    value = {"inside": source / "models", "outside": Path("/elsewhere"), "itself": source}
+    loaded = ray_jobs._load(ray_jobs._dump(value, source), target)
+    assert loaded == {"inside": target / "models", "outside": Path("/elsewhere"), "itself": target}
+
+
+def test_an_archive_does_not_write_outside_of_its_folder(tmp_path):
+    (tmp_path / "inner").mkdir()
+    content = io.BytesIO()
+    with tarfile.open(fileobj=content, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("../stray"))
+    with pytest.raises(tarfile.OutsideDestinationError):
+        ray_jobs.unpack(content.getvalue(), tmp_path / "inner")
+    assert not (tmp_path / "stray").exists()
+
+
+def compare(text, out, *flags):
+    """Compare two methods at a tiny size, and return the values of all records."""
+    main(
+        [
+            "compare",
+            "--data",
+            text,
+            "--out",
+            str(out),
+            "--positions",
+            "none,tisa",
+            "--rate-factors=1",
+            *TINY_ENCODER,
+            *flags,
+        ]
+    )
+    return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "story.txt"
+    path.write_text("".join(f"one {word} follows another {word}.\n" for word in ("sheep", "goat", "cow") * 400))
+    return str(path)
+
+
+def without_times(values):
+    return {name: {key: part for key, part in value.items() if "seconds" not in key} for name, value in values.items()}
+
+
+@pytest.mark.slow
+def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch):
+    expected = without_times(compare(text, tmp_path / "here", "--jobs=1"))
+    assert without_times(compare(text, tmp_path / "seen", "--ray=local")) == expected
+    # No machine sees the folder: its files are sent, and the models come back.
+    monkeypatch.setattr(Path, "touch", lambda path: None)
+    assert without_times(compare(text, tmp_path / "sent", "--ray=local")) == expected
+    for name in ("here", "seen", "sent"):
+        assert (tmp_path / name / "models" / "tisa-0" / "model.safetensors").exists()
+        assert not [path for path in (tmp_path / name).iterdir() if path.name.startswith(".ray")]
+
+
+@pytest.mark.slow
+def test_the_job_of_a_lost_machine_is_done_again(tmp_path):
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    nodes = [cluster.add_node(num_cpus=1) for _ in range(2)]
+
+    def lose_a_machine():
+        records = tmp_path / "records.jsonl"
+        while not records.exists() or len(records.read_text().splitlines()) < 2:
+            time.sleep(0.1)
+        time.sleep(1)  # now both machines have a job that waits
+        cluster.remove_node(nodes[0])
+        (tmp_path / "go").touch()
+
+    thread = threading.Thread(target=lose_a_machine)
+    ray.init(cluster.address)
+    try:
+        thread.start()
+        report = Toy(out=tmp_path, seeds=4, fails="wait for go", ray="auto").start(quiet=True)
+        assert [draw.number for draw in report.values.values()] == [
+            draw.number for draw in Toy(out=tmp_path / "here", seeds=4, jobs=1).start(quiet=True).values.values()
+        ]
+        with pytest.raises(InputError, match="ray: a machine was lost 4 times"):
+            Toy(out=tmp_path / "lost", fails="kill", ray="auto").start(quiet=True)
+    finally:
+        thread.join()
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def test_without_a_cluster_one_line_says_so(text, tmp_path, capsys):
+    refused = fails(
+        capsys, "compare", "--data", text, "--out", str(tmp_path / "out"), "--ray", "127.0.0.1:1", *TINY_ENCODER
+    )
+    assert "--ray: cannot reach a cluster at 127.0.0.1:1" in refused
