@@ -1,4 +1,4 @@
-"""Time the two-dimensional bias of images beside torch's attention with the bias gathered for every pair of patches.
+"""Time the two-dimensional bias of images next to torch's attention with the bias gathered for every pair of patches.
 
 Each case is a batch of windows or images of ``height x width`` patches. "listed" is ``attention`` with the positions
 ``y * (2 * width - 1) + x`` and Swin's table as an ``OffsetBias``; "dense" is torch's attention with the bias that Swin
