@@ -54,10 +54,12 @@ class Case:
 
     def dense(self) -> torch.Tensor:
         bias = self.table[self.index.view(-1)].view(*self.index.shape, -1).permute(2, 0, 1).contiguous()
-        return scaled_dot_product_attention(*self.content, attn_mask=bias.unsqueeze(0))
+        query, key, value = self.content
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias.unsqueeze(0))
 
     def none(self) -> torch.Tensor:
-        return scaled_dot_product_attention(*self.content)
+        query, key, value = self.content
+        return scaled_dot_product_attention(query, key, value)
 
     def step(self, way: str, training: bool) -> None:
         with torch.set_grad_enabled(training):
