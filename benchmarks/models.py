@@ -1,6 +1,6 @@
 """Time whole models on the CPU: the effect of ``whereformer.attach(model, "none")``, and our encoders next to others.
 
-Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
+Run: python benchmarks/models.py [--models bert,t5,modernbert,deberta] [--lengths 128,512,2048] [--out FILE]
      python benchmarks/models.py --models chronos --layers 6 --dtypes bfloat16 --lengths 512,1024,2048 --rounds 3
      python benchmarks/models.py --models funnel,funnel+decoder --layers 6 --tokens 1024 --lengths 128,512 --rounds 3
 
@@ -65,9 +65,19 @@ def _modernbert(layers: int) -> nn.Module:
     return transformers.ModernBertModel(config)
 
 
+def _deberta(layers: int) -> nn.Module:
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    # As in DeBERTa-v3-base
+    positions = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+    positions |= {"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "type_vocab_size": 0}
+    return transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes, **positions, **dropouts))
+
+
 def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
     theirs = make(layers)
-    theirs.set_attn_implementation("sdpa")
+    if not isinstance(theirs, transformers.DebertaV2Model):  # which only has its own attention
+        theirs.set_attn_implementation("sdpa")
     return {"transformers": theirs, "attached": whereformer.attach(copy.deepcopy(theirs), "none")}
 
 
@@ -113,6 +123,7 @@ MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "t5": partial(_pair, _t5),
     "chronos": partial(_pair, _chronos),
     "modernbert": partial(_pair, _modernbert),
+    "deberta": partial(_pair, _deberta),
     "encoders": _encoders,
     "funnel": partial(_funnels, False),
     "funnel+decoder": partial(_funnels, True),
@@ -124,8 +135,8 @@ class Models(Benchmark):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[Names, Among(MODELS)] = ("bert", "t5", "modernbert", "encoders")
-    """Some of bert, t5, chronos, modernbert (each before and after attach), encoders (ours next to BERT), funnel and
-    funnel+decoder (ours next to Funnel)."""
+    """Some of bert, t5, chronos, modernbert, deberta (each before and after attach), encoders (ours next to BERT),
+    funnel and funnel+decoder (ours next to Funnel)."""
     lengths: Annotated[Counts, Range(1, MAX_LENGTH)] = (128, 512, 2048)
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[Names, Among(("float32", "bfloat16"))] = ("float32", "bfloat16")

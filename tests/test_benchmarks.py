@@ -328,11 +328,12 @@ SIMPLE = {
         "--decoding=8x1 --translation=none --rounds=1",
         lambda results: [row["model"] for row in results["rows"]] == ["its own", "none", "t5", "tisa", "shaw", "rope"],
     ),
+    "images": ("--cases=2x2x3x4x8 --rounds=1", lambda results: len(results["rows"]) == 2),  # forward and training
     "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
-        "--models=bert,t5,modernbert,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3 --rounds=1"
-        " --dtypes=float32",
-        lambda results: len(results["rows"]) == 2 * (3 * 2 + 3 * 5),  # forward and training; pairs, and encoders
+        "--models=bert,t5,modernbert,deberta,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3"
+        " --rounds=1 --dtypes=float32",
+        lambda results: len(results["rows"]) == 2 * (4 * 2 + 3 * 5),  # forward and training; pairs, and encoders
     ),
     "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (
