@@ -23,7 +23,8 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.recipe import as_function
 from whereformer.lab.report.report import Figure, Report
-from whereformer.lab.run import Run, _Bar, default_jobs, read_records
+from whereformer.lab.run import Run, _Bar, default_jobs, name_key, read_records
+from whereformer.lab.terminal import Terminal
 from whereformer.manifest import dump_with_hash, fingerprint_of_code
 from whereformer.provenance import versions
 
@@ -139,12 +140,22 @@ def test_a_file_that_is_no_module_is_refused(tmp_path, capsys):
 
 
 def test_the_progress_tells_the_losses_of_runs_or_how_many_are_done(tmp_path):
-    run = SimpleNamespace(console=None, counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2)
+    run = SimpleNamespace(
+        console=Terminal(width=100), counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2
+    )
     bar, run.counts = _Bar(run), [1, 0]
-    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "a 0 0.50 · b 0 0.25")):
+    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "training loss: a 0 0.50 · b 0 0.25")):
         run.losses = losses
         list(bar.get_renderables())
         assert bar.tasks[0].description == expected
+
+
+def test_progress_names_a_run_by_what_differs_from_others():
+    keys = [(0, "copy", "none"), (0, "copy", "tisa")]
+    assert [name_key(key, keys) for key in keys] == ["none", "tisa"]
+    assert name_key((1, "tisa"), [(0, "tisa"), (1, "tisa")]) == "seed 1"
+    assert name_key((0, "tisa"), [(0, "tisa")]) == "tisa"
+    assert name_key((), [()]) == ""
 
 
 def test_figures_of_one_title_have_files_of_their_own(tmp_path):

@@ -7,6 +7,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -133,10 +134,10 @@ class Run:
 
     def _try_outputs(self) -> None:
         """Try to write where results will go, before any work."""
-        pictures = [path.name for path in self.folder.glob("*.svg")]
+        parts = [path.name for path in self.folder.glob("*.[sc][vs][gv]")]  # figures and tables
         files = [name for name in self.outputs if not name.endswith("/")]
         folders = [name for name in self.outputs if name.endswith("/")]
-        try_outputs("out", self.folder, [*FILES, *files, *pictures], folders)
+        try_outputs("out", self.folder, [*FILES, *files, *parts], folders)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
@@ -217,6 +218,7 @@ class Run:
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
         problem: Callable[[Any, Any], str | None] = lambda key, value: None,
+        on_result: Callable[[Mapping[Any, Value]], None] = lambda values: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -229,6 +231,7 @@ class Run:
             steps: the number of steps for a key, for the progress bar, or a function that returns it for ``*key``.
             problem: returns why a key's recorded value is not valid, such as a missing model, or a list of the wrong
                 length; None if it is valid.
+            on_result: is called after each result but the last, with the values of all keys that are done.
         """
         keys = list(keys)
         names = {key: json.dumps([task, *key]) for key in keys}
@@ -241,15 +244,21 @@ class Run:
             self.log(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{remaining}")
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
-        self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
+        self.labels, self.finished = [name_key(key, keys) or task.replace("_", " ") for key in missing], 0
         self.counts = counts = _shared_array(len(missing))
         self.losses = _shared_array(len(missing))
+        waiting = set(missing)
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
                 if self.ray is not None:  # other machines do not count their steps here
                     counts[missing.index(key)] = sizes[key]
+                waiting.remove(key)
+                if waiting:
+                    on_result(
+                        {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in waiting}
+                    )
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -302,13 +311,20 @@ class Run:
         # A forked process would inherit locks and threads, and it could not use a GPU.
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
-        begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        begin = (self, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        # What is large comes with each job: a process that begins would read it from a pipe only after its imports,
+        # and this process would wait, and react to no signal.
+        work = pickle.dumps((function, shared))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with handle_signals(signal.SIG_IGN, signal.SIGINT):  # new processes inherit that they ignore it
-            waiting = {pool.submit(_run_job, slot, key): key for slot, key in enumerate(keys)}
-        processes = [process for process in multiprocessing.active_children() if process not in unrelated]
+        waiting: dict[Future[JobResult], Key] = {}
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in processes that begin, too
         try:
+            try:
+                waiting |= {pool.submit(_run_job, slot, key, work): key for slot, key in enumerate(keys)}
+            finally:
+                processes = [process for process in multiprocessing.active_children() if process not in unrelated]
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             with handle_signals(signal.default_int_handler, signal.SIGTERM):  # raises, so that jobs save below
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -428,6 +444,14 @@ def _build(kind: Any, value: Any) -> Any:
     return kind(**value) if is_dataclass(kind) and isinstance(kind, type) else value
 
 
+def name_key(key: Key, keys: Sequence[Key]) -> str:
+    """Return a key for people to read, without the parts that all keys have in common; numbers are seeds."""
+    varying = [part for part, *rest in zip(key, *keys, strict=True) if len(set(rest)) > 1]
+    parts = varying or [part for part in key if isinstance(part, str)]
+    names = [part for part in parts if isinstance(part, str)]
+    return " ".join([*names, *(f"seed {part}" for part in parts if not isinstance(part, str))])
+
+
 def _label(name: str) -> str:
     """Return the name of a record for people to read."""
     return " ".join(map(str, json.loads(name)))
@@ -453,14 +477,16 @@ class _Bar(Progress):
             speed_estimate_period=120,
             transient=True,
         )
-        self.task = self.add_task("", total=None)
+        self.task = self.add_task("preparing", total=None)
 
     def get_renderables(self) -> Iterable[Any]:
         """Draw the bar."""
         run = self.run
         if run.counts is not None and run.losses is not None:
-            last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
+            last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss]
+            last = last[-max(1, (self.console.width - 45) // 14) :]
             text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = text and f"training loss: {text}"
             if not text:  # several processes do not report which jobs they run
                 text = run.labels[0] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
@@ -492,12 +518,13 @@ def handle_signals(handler: Any, *signals: signal.Signals) -> Iterator[None]:
 
 
 _this: dict[str, Any] = {}
-"""The function, run and shared numbers of this process, if it is one of several."""
+"""The run, number and shared numbers of this process, if it is one of several."""
 
 
-def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
-    """Prepare a process of several. Then add its id to ``begun``: from there on, SIGINT ends its job."""
+def _begin(run: Run, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
+    """Prepare a process of several."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
         index = number.value
@@ -508,8 +535,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops
     _keep_freed_memory()
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
-    _this.update(function=function, run=run, shared=shared, stops=stops)
-    begun[index] = os.getpid()
+    _this.update(run=run, stops=stops, begun=begun, index=index)
 
 
 def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[JobResult]]) -> None:
@@ -555,13 +581,18 @@ def _run_elsewhere(function: Callable[..., Any], run: Run, shared: Any, key: Key
         return compute_job(function, run, shared, key)
 
 
-def _run_job(slot: int, key: Key) -> JobResult:
+def _run_job(slot: int, key: Key, work: bytes) -> JobResult:
+    """Run a job. A process whose first job has begun is in ``begun``: before, it has nothing to save."""
     run = _this["run"]
     run.slot = slot
+    if _this.get("work") != work:
+        _this.update(work=work, parts=pickle.loads(work))  # which may import for seconds
+    function, shared = _this["parts"]
+    _this["begun"][_this["index"]] = os.getpid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _this["stops"][0]:  # the signal came before this process reacted to any
             raise KeyboardInterrupt
-        return compute_job(_this["function"], run, _this["shared"], key)
+        return compute_job(function, run, shared, key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

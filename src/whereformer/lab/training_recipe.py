@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,12 +18,13 @@ from .sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from .. import manifest
-    from . import loading
+    from . import examples, loading
     from . import train as training
     from .report import report, score_report
     from .run import Run
 else:
-    manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
+    manifest, examples, loading = lazy_modules("manifest", "lab.examples", "lab.loading")
+    (training,) = lazy_modules("lab.train")
     score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 
@@ -43,6 +44,8 @@ class TrainingResult:
     scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
     saved: dict[str, float]  # the held-out scores of the saved model
     about: dict[str, Any]  # sizes of the model and of the data
+    # What the saved model answers, in the columns of the recipe's ANSWERS; earlier versions recorded none.
+    examples: list[list[str]] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -57,6 +60,8 @@ class TrainingRecipe(Trains):
 
     MANY: ClassVar = True
     MAKES_FILES: ClassVar = True
+    ANSWERS: ClassVar[tuple[str, Sequence[str], str]]
+    """The title, the columns and the note of the table of examples."""
 
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
@@ -112,7 +117,9 @@ class TrainingRecipe(Trains):
             )[()]
         title, sentences = self.headline(prepared, result)
         last = {} if result.saved == result.scores[-1][1] else {"saved": result.saved}
-        sections = [*score_report.build_sections(result.losses, result.scores, last), replace(plan, folded=True)]
+        title_of, columns, note = self.ANSWERS
+        sections = score_report.build_sections(result.losses, result.scores, last)
+        sections += [*examples.build_sheet(title_of, columns, result.examples, note), replace(plan, folded=True)]
         return report.Report(title, sentences, sections, asdict(result))
 
     def prepare(self, run: Run, cache: Path) -> Any:
