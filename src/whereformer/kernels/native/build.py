@@ -37,8 +37,10 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+    "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""The instructions that the kernel is compiled for, from few to many, and the flags of each."""
+"""The instructions that the kernel is compiled for, from few to many, and the flags of each. "base" has what every
+processor of its kind has: SSE2 on x86, NEON on ARM."""
 
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -76,8 +78,8 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
         raise BuildError("the folder has no C++ sources")
     if sys.platform == "win32":
         raise BuildError("Windows is not supported")
-    levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
     command = _compiler()
+    levels = _levels_of(_target(command))
     flags = shlex.split(os.environ.get("CXXFLAGS", ""))
     try:
         # In the target's folder, so that a folder that cannot be written fails at once, and one rename puts the library
@@ -130,6 +132,22 @@ def _compiler() -> list[str]:
             return names
     candidates = f"CXX={chosen[0]}" if chosen else ", ".join(COMPILERS)
     raise BuildError(f"no C++ compiler found (tried {candidates})")
+
+
+def _target(command: list[str]) -> str:
+    """Return the kind of processor that a compiler compiles for, such as x86_64 or aarch64."""
+    with suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run([*command, "-dumpmachine"], capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode == 0 and "-" in done.stdout:
+            return done.stdout.partition("-")[0]
+    return platform.machine().lower()
+
+
+def _levels_of(target: str) -> list[str]:
+    """Return the levels of a kind of processor, from few instructions to many."""
+    if target in ("x86_64", "amd64"):
+        return [level for level in LEVELS if level != "neonbf16"]
+    return ["base", "neonbf16"] if target in ("aarch64", "arm64") else ["base"]
 
 
 def _link(command: list[str], folder: Path, arguments: list[str]) -> None:
