@@ -34,7 +34,7 @@ LIBRARIES = {
     "models": {"torch", *HUGGING_FACE},
     "analysis": {"torch", "numpy", "scipy", "sklearn", *HUGGING_FACE},
     "data": {"torch", "numpy", "datasets", "pyarrow", *HUGGING_FACE},
-    "lab": {"torch", "rich", "sacrebleu", *DRAWING, *HUGGING_FACE},
+    "lab": {"torch", "ray", "rich", "sacrebleu", *DRAWING, *HUGGING_FACE},
     "recipes": {"torch", *DRAWING, *HUGGING_FACE},
     "cli": {"torch", "rich", *HUGGING_FACE},
 }

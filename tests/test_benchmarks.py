@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import runpy
+import shutil
 import statistics
 import subprocess
 import sys
@@ -94,14 +95,30 @@ def tiny_comparison(tmp_path):
     return text, small | {"rate_factors": "1"}
 
 
-def compare_check(run, tmp_path):
+def properties(run, tmp_path):
     text, small = tiny_comparison(tmp_path)
-    # Too few steps for predictions, which the tests of the ranking check.
-    options = ["--positions=none,learned", "--steps=3", f"--options={json.dumps(small)}", f"--out={tmp_path / 'out'}"]
-    printed = run("compare_check", f"--data={text}", *options)
-    assert re.search(r"\bsettled \(\d pairs\): \d still clear, \d too close to tell, \d reversed", printed)
-    assert {row["position"] for row in results_of(tmp_path / "out" / "results.json")["methods"]} == {"none", "learned"}
-    assert load(tmp_path / "out" / "12")[0].steps == 12
+    whereformer.compare(data=text, positions="none,learned,tisa", steps=2, **small, out=tmp_path / "runs", quiet=True)
+    printed = run("properties", tmp_path / "runs", f"--out={tmp_path / 'results.json'}")
+    ticks = results_of(tmp_path / "results.json")["properties"]
+    assert [has_property for has_property, _ in ticks["tisa"].values()][1:] == [True] * 5
+    assert ticks["learned"]["inductive"] == [False, "cannot"]
+    assert ticks["learned"]["translation invariant"][0] is False
+    assert "no*" not in printed
+
+
+def verdicts(run, tmp_path):
+    text, small = tiny_comparison(tmp_path)
+    short, long, tasks = tmp_path / "short", tmp_path / "long", tmp_path / "tasks"
+    for out, steps in ((short, 2), (long, 4)):
+        whereformer.compare(data=text, positions="none,learned", steps=steps, seeds=2, **small, out=out, quiet=True)
+    whereformer.probe(positions="none,tisa", tasks="previous", length=4, steps=1, jobs=1, out=tasks, quiet=True)
+    shutil.copytree(tasks, tmp_path / "again")
+    printed = run("verdicts", short, long, tasks, tmp_path / "again", f"--out={tmp_path / 'verdicts.json'}")
+    counts = results_of(tmp_path / "verdicts.json")["verdicts"]
+    assert "a task that a method fails (1): 1 failed\n" in printed
+    assert counts["a method that solves the most tasks, after too few steps for a verdict"] == {"still does": 1}
+    assert sum(counts["2 seeds: a method that is not learning yet"].values()) == 1
+    assert sum(counts["1 seed: a method that is not learning yet"].values()) == 2
 
 
 def extend(run, tmp_path):
@@ -314,7 +331,7 @@ SIMPLE = {
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_ways"),
-    *("benchmark", "goals", "parts", "peak", "pictures", "side_by_side"),
+    *("benchmark", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
 }
 """Files that benchmarks share."""
 
@@ -350,13 +367,44 @@ def test_tasks_are_done_in_processes(monkeypatch, processes):
     assert dict(done) == {-2: 2, -1: 1}
 
 
-def test_a_later_comparison_leaves_a_pair_clear_or_close_or_reversed(monkeypatch):
+def test_medians_over_seeds_decide_whether_longer_text_is_read_as_well(monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
-    outcome = runpy.run_path(str(FOLDER / "compare_check.py"))["_outcome"]
-    base, near, far = ({0: SimpleNamespace(windows=[loss] * 4)} for loss in (3.0, 3.01, 3.5))
-    assert outcome(base, far) == "still clear"
-    assert outcome(base, near) == outcome(near, base) == "too close to tell"
-    assert outcome(far, base) == "reversed"
+    inductive = importlib.import_module("properties").inductive
+
+    def runs(*losses):
+        """A model for each pair of losses, at the training length and at four times that."""
+        return {
+            seed: SimpleNamespace(loss=loss, scores=[[loss, 0], [long, 0]]) for seed, (loss, long) in enumerate(losses)
+        }
+
+    baseline = runs((5.0, 5.1))
+    assert inductive(runs((3.0, 3.05)), baseline, 1) == (True, "+0.05")
+    assert inductive(runs((3.0, 3.12)), baseline, 1) == (False, "+0.12")
+    assert inductive(runs((3.0, 3.5), (3.0, 3.0), (3.0, 3.02)), baseline, 1) == (True, "+0.02")
+    assert inductive(runs((4.95, 4.97)), baseline, 1) == (None, "+0.02")  # it has little to lose
+    assert inductive(runs((4.95, 4.97)), {}, 1) == (True, "+0.02")
+
+
+def test_a_longer_comparison_keeps_a_verdict_or_not(monkeypatch):
+    monkeypatch.syspath_prepend(FOLDER)
+    compare = importlib.import_module("verdicts").compare_rankings
+
+    def models(**losses):
+        return {name: {0: SimpleNamespace(loss=loss, windows=[loss] * 4)} for name, loss in losses.items()}
+
+    short = models(none=5.0, rope=3.0, t5=3.01, learned=3.6)
+    unchanged = set(compare(short, short, "none", 400))
+    assert {("a settled gap", "still clear"), ("a gap that may close", "still clear")} <= unchanged
+    assert ("two methods that are too close to rank", "still too close") in unchanged
+    assert {
+        ("a method that is to take", "among the best"),
+        ("a method that is left out", "not among the best"),
+    } <= unchanged
+    changed = set(compare(short, models(none=5.0, rope=3.0, t5=3.5, learned=2.5), "none", 400))
+    assert ("a settled gap", "reversed") not in changed
+    assert {("a gap that may close", "reversed"), ("a method that may catch up", "among the best")} <= changed
+    assert ("two methods that are too close to rank", "one is clearly better") in changed
+    assert ("a method that is to take", "not among the best") in changed
 
 
 @pytest.fixture

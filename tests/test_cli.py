@@ -1,6 +1,7 @@
 """The command line's own help; what commands do is tested with their tasks."""
 
 import re
+import shlex
 import subprocess
 import sys
 
@@ -8,15 +9,21 @@ import pytest
 
 from tests.failing import fails, refusals
 from whereformer import position_names
+from whereformer.cli.flags import GROUPS, parse
 from whereformer.cli.main import COMMANDS, command_class, main
+from whereformer.lab.recipe import Recipe, find_flags, hints
 from whereformer.ranks import open_folder
 
 
-def help_of(capsys, *arguments):
+def help_lines(capsys, *arguments):
     with pytest.raises(SystemExit) as stopped:
         main([*arguments, "--help"])
     assert stopped.value.code == 0
-    return " ".join(capsys.readouterr().out.split())
+    return capsys.readouterr().out.splitlines()
+
+
+def help_of(capsys, *arguments):
+    return " ".join(" ".join(help_lines(capsys, *arguments)).split())
 
 
 def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
@@ -29,6 +36,32 @@ def test_the_list_of_commands_has_a_paragraph_of_each(capsys):
 def test_a_command_says_all_of_itself(name, capsys):
     description = " ".join((command_class(name).__doc__ or "").split())
     assert description.partition(" --")[0] in help_of(capsys, *name.split())
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_help_begins_with_an_example_that_the_command_accepts(name, capsys):
+    example = help_lines(capsys, *name.split())[0].removeprefix("Example: whereformer ")
+    words = shlex.split(example.removeprefix(name).partition("<")[0])
+    assert example.startswith(f"{name} ")
+    if name != "run":  # the recipe's file has the options
+        command_class(name)(**parse(command_class(name), words, name))
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_all_options_are_in_groups_and_in_a_named_one_in_a_recipe(name, capsys):
+    kind = command_class(name)
+    parts = re.split(r"^([a-z ]+):$", "\n".join(help_lines(capsys, *name.split())), flags=re.MULTILINE)
+    assert parts[1::2] == [title for title in ("options", *GROUPS) if title in parts[1::2]]
+    assert "options" not in parts[1::2] or not issubclass(kind, Recipe)
+    shown = re.findall(r"^  (\S+)", "".join(parts[2::2]), re.MULTILINE)
+    assert sorted(shown) == sorted(flag for field, flag in find_flags(kind).items() if field in hints(kind))
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_a_help_fits_the_terminal(name, columns, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert [line for line in help_lines(capsys, *name.split()) if len(line) > columns] == []
 
 
 def test_positions_lists_methods_by_name(capsys):

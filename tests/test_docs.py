@@ -130,6 +130,32 @@ def test_the_page_of_debugging_lists_every_environment_variable():
     assert used == set(re.findall(r"^\| `(WHEREFORMER_\w+)=", page, re.MULTILINE))
 
 
+@pytest.mark.parametrize("page", [page for page in ALL_PAGES if page.parent.name == "api" and page.stem != "index"])
+def test_a_page_of_the_reference_begins_with_an_example(page):
+    assert re.match(r"# .*\n\n```python\n", page.read_text(encoding="utf-8"))
+
+
+SEARCHES = [
+    ("relative bias", "methods/t5"),
+    ("own method", "guides/own-method"),
+    ("how fast", "results/attention"),
+    *(
+        (word, f"methods/{method}")
+        for word, methods in whereformer.positions._OTHER_NAMES.items()
+        for method in re.findall(r"'(\w+)'", methods)
+    ),
+]
+"""Words that people search for, and the page that a search has to find; names that an error understands among them."""
+
+
+@pytest.mark.parametrize(("words", "page"), SEARCHES)
+def test_a_search_finds_the_page(words, page):
+    """Main entries of the index ("!") are the first results of a search."""
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    entries = [entry for line in re.findall(r"^```\{index\} (.*)$", text, re.MULTILINE) for entry in line.split(", ")]
+    assert f"! {words}" in map(str.lower, entries)
+
+
 def test_the_reference_lists_every_public_name():
     text = "".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
     listed = {name.rpartition(".")[2] for name in re.findall(r"auto\w+:: ([\w.]+)", text)}

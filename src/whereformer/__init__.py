@@ -97,15 +97,6 @@ __all__ = [
 ]
 
 
-_MODULES = {
-    **dict.fromkeys(("attention", "attention_varlen", "attention_weights", "explain"), "kernels"),
-    **dict.fromkeys(("DenseBias", "DistanceDecay", "FactorPair", "OffsetBias", "OffsetKeys"), "kernels.terms"),
-    **dict.fromkeys(("OffsetQueries", "OffsetValues", "Positions"), "kernels.terms"),
-    **dict.fromkeys(("PositionRangeError", "Site", "build_position", "position_names"), "positions"),
-}
-"""The module of each name that is not in ``recipes`` or ``models``."""
-
-
 def __getattr__(name: str) -> Any:
     from importlib import import_module
 
@@ -119,7 +110,8 @@ def __getattr__(name: str) -> Any:
         from .lab.recipe import as_function
 
         return globals().setdefault(name, as_function(recipes.recipe_class(name)))
-    value = getattr(import_module(f"{__name__}.{_MODULES.get(name, 'models')}"), name)
+    modules = (import_module(f"{__name__}.{module}") for module in ("kernels", "positions", "models"))
+    value = next(getattr(module, name) for module in modules if name in module.__all__)
     globals()[name] = value  # so that the next use is as fast as any name
     return value
 

@@ -22,13 +22,13 @@ LARGE = 2**12
 """An upper limit above this number is mentioned only in errors about values that exceed it."""
 
 
-def check_kind(name: str, value: Any, kind: type) -> None:
+def check_kind(name: str, value: object, kind: type) -> None:
     """Raise an InputError if a value is not of a kind. True and False are not numbers, and integers are numbers too."""
     if not isinstance(value, KINDS.get(kind, (kind,))[0]) or isinstance(value, bool) != (kind is bool):
         raise kind_error(name, value, kind)
 
 
-def kind_error(name: str, value: Any, kind: type) -> InputError:
+def kind_error(name: str, value: object, kind: type) -> InputError:
     """Return the error about a value that is not of a kind."""
     return InputError(name, f"expected {KINDS[kind][1] if kind in KINDS else kind.__name__}, got {short_repr(value)}")
 
@@ -46,7 +46,7 @@ def check_range(name: str, value: Any, low: float, high: float = math.inf, *, en
     raise InputError(name, f"expected {expected}, got {short_repr(value)}")
 
 
-def check_choice(name: str, value: Any, choices: Iterable[Any]) -> None:
+def check_choice(name: str, value: object, choices: Iterable[object]) -> None:
     """Raise an InputError if a value is not one of a few; it suggests a choice with a similar name."""
     choices = [*choices]  # a list, so that a value without a hash can be looked up too
     if value not in choices:

@@ -29,7 +29,7 @@ MAX_NUMBER = 1e300
 """The largest number in JSON that this package wrote; larger ones may overflow."""
 
 
-def dump_with_hash(content: Mapping[str, Any], indent: int | None = None) -> str:
+def dump_with_hash(content: Mapping[str, object], indent: int | None = None) -> str:
     """Return JSON that contains its own hash, for :func:`load_with_hash` to check."""
     return json.dumps({**content, HASH_KEY: fingerprint([json.dumps(content)])}, indent=indent) + "\n"
 
@@ -155,7 +155,7 @@ def _dependencies(file: Path, tree: ast.Module) -> set[Path]:
     return files - {file}
 
 
-def write(folder: Path, facts: Mapping[str, Any]) -> None:
+def write(folder: Path, facts: Mapping[str, object]) -> None:
     """Write the manifest of all files in a folder; ``facts`` describes their content as JSON, such as the settings."""
     files = {name: _describe(path) for name, path in _files(folder).items()}
     content = {"facts": facts, "versions": versions(), "files": files}
@@ -178,7 +178,7 @@ def version(folder: Path) -> str:
     return str(_content(folder)["versions"].get("whereformer"))
 
 
-def find_problem(folder: Path, facts: Mapping[str, Any] | None = None) -> str | None:
+def find_problem(folder: Path, facts: Mapping[str, object] | None = None) -> str | None:
     """Return in a few words how a folder differs from its manifest; None if all of the manifest's files are unchanged.
 
     ``facts`` are the expected facts about the files; the manifest must have these. Its other facts, and other files in

@@ -57,7 +57,7 @@ def this_version() -> str:
     return versions()["whereformer"]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
+def machine(device: torch.device) -> dict[str, object]:
     """Describe the machine: processor, instructions, threads, Python, torch, system and a CUDA device's GPU.
 
     The instructions are the compiled kernel's. Without a compiled kernel, they are torch's, and the text says so.
@@ -87,7 +87,7 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
     }
 
 
-def write_results(path: Path, results: Mapping[str, Any], device: torch.device | str = "cpu") -> None:
+def write_results(path: Path, results: Mapping[str, object], device: torch.device | str = "cpu") -> None:
     """Write results as JSON, with their provenance first. The folder is created if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, json.dumps({**provenance(device), **results}, indent=1, allow_nan=False) + "\n")

@@ -134,7 +134,7 @@ def gather(value: Value) -> list[Value]:
     return values
 
 
-def open_folder(out: Path, field: str = "out") -> AbstractContextManager[Any]:
+def open_folder(out: Path, field: str = "out") -> AbstractContextManager[object]:
     """Create a folder, and lock it against other commands. If a run has several processes, only the main one locks it.
 
     Raises:

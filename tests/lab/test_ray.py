@@ -76,11 +76,11 @@ def without_times(values):
 
 @pytest.mark.slow
 def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch):
-    here = without_times(compare(text, tmp_path / "here", "--jobs=1"))
-    assert without_times(compare(text, tmp_path / "seen", "--ray=local")) == here
+    expected = without_times(compare(text, tmp_path / "here", "--jobs=1"))
+    assert without_times(compare(text, tmp_path / "seen", "--ray=local")) == expected
     # No machine sees the folder: its files are sent, and the models come back.
     monkeypatch.setattr(Path, "touch", lambda path: None)
-    assert without_times(compare(text, tmp_path / "sent", "--ray=local")) == here
+    assert without_times(compare(text, tmp_path / "sent", "--ray=local")) == expected
     for name in ("here", "seen", "sent"):
         assert (tmp_path / name / "models" / "tisa-0" / "model.safetensors").exists()
         assert not [path for path in (tmp_path / name).iterdir() if path.name.startswith(".ray")]

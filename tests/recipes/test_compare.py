@@ -86,8 +86,6 @@ def test_causal_models_are_compared_by_the_next_token(text, tmp_path, capsys):
     capsys.readouterr()
     bad = "compare", "--causal", "--blocks", "1-1", "--out", str(tmp_path / "bad")
     assert "--causal: pooling mixes a token with the next" in fails(capsys, *bad)
-    refused = fails(capsys, "positions", "--measure", str(tmp_path))
-    assert "expected masked language models of one block" in refused
 
 
 def test_folders_of_one_comparison_are_merged(text, tmp_path, capsys):
@@ -391,13 +389,11 @@ def test_other_commands_read_what_a_plugin_registers(text, tmp_path, capsys, mon
     try:
         run(text, out, flag, positions="none,fading")
         main(["positions", "fad*", flag])
-        main(["positions", "--measure", str(out), flag])
         main([*analyze, flag])
         main([*probe, flag])
         assert capsys.readouterr().out.count("fading") > 5
         positions.METHODS.pop("fading")
-        for command in (["positions", "--measure", str(out)], analyze):
-            assert "a+b, and the methods that a --plugin registers" in fails(capsys, *command)
+        assert "a+b, and the methods that a --plugin registers" in fails(capsys, *analyze)
         plugin.write_text(example + "# changed")
         main([*analyze, flag])
         line = fails(capsys, *probe, flag)

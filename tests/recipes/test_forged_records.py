@@ -82,7 +82,7 @@ def test_values_that_lack_a_part_are_done_again(command, commands, tmp_path, cap
     ["rate", "losses", "failed", "key"],
     ids=["text as a rate", "a number as losses", "no failure", "a short key"],
 )
-def test_a_forged_comparison_is_not_measured(value, commands, tmp_path, capsys):
+def test_a_forged_comparison_is_not_merged(value, commands, tmp_path, capsys):
     main(["compare", *commands["compare"], "--out", str(tmp_path)])
     path = tmp_path / "records.jsonl"
     first, *records = [json.loads(line) for line in path.read_text().splitlines()]
@@ -96,6 +96,6 @@ def test_a_forged_comparison_is_not_measured(value, commands, tmp_path, capsys):
         "".join(dump_with_hash({key: part for key, part in line.items() if key != "check"}) for line in lines)
     )
     capsys.readouterr()
-    line = fails(capsys, "positions", "--measure", str(tmp_path))
-    assert line.startswith(f"whereformer: --measure: {path} has a value of another type for [")
+    line = fails(capsys, "merge", str(tmp_path), str(tmp_path / "second"), "--out", str(tmp_path / "new"))
+    assert line.startswith(f"whereformer: FOLDERS: {path} has a value of another type for [")
     assert line.endswith("run the same whereformer compare again")

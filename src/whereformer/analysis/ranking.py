@@ -18,8 +18,8 @@ STEP_FACTOR = 4
 """A verdict has to hold after this number times the steps."""
 LASTING = {0: 0.07, 1800: 0.3}
 """The share of a clear gap that may be left then, by the smallest number of steps of the trainings. Methods that learn
-order later catch up, and no curve of training shows when. Measured by ``benchmarks/compare_check.py``, which counts the
-verdicts that held: after 400 and 600 steps, 0.06 and 0.07 of a gap were left; after 1,800, 0.5."""
+order later catch up, and no curve of training shows when. In comparisons with four times the steps, after 400 and 600
+steps 0.06 and 0.07 of a gap were left; after 1,800, 0.5. ``benchmarks/verdicts.py`` counts how often verdicts held."""
 MAX_NAMES = 4
 """The largest number of methods, or of pairs of them, that a sentence names one by one."""
 SEEDS = 3

@@ -25,10 +25,10 @@ class Check(WithPlugin):
 
     The function gets random queries and keys, each (1, heads, n, head dim) in float64, and returns their scores before
     softmax, (1, heads, n, n). If it has a third parameter, the values, it returns the output of softmax attention.
-    Example: whereformer check my_model.py:attention_scores
     """
 
     FLAGS: ClassVar = {"function": "FILE:FUNCTION"}
+    EXAMPLE: ClassVar = "whereformer check my_model.py:attention_scores"
 
     function: str
     """The Python file and the name of the function in it. If the file has a dict METHODS of methods by name, with the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rich.console import Console
 
@@ -21,8 +22,9 @@ class Demo(WithPlugin):
     """Watch one attention head learn to look at the token before: a few seconds, without data or a download.
 
     The head reads random words and must say, at each of them, the word before. Only positions show which word that is.
-    Example: whereformer demo --position t5
     """
+
+    EXAMPLE: ClassVar = "whereformer demo --position t5"
 
     position: str = "tisa"
     """The position method of the head, one that adds a number per offset: tisa, t5, kerple, or your own."""

@@ -23,6 +23,17 @@ from ..lab.recipe import Recipe, default, find_flags, flag, hints, is_comma_sepa
 
 SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders in the help, by type."""
+GROUPS = {
+    "text and other input": "model data tasks task column columns characters references documents validation train "
+    "text label regression train_rows tokenizer vocab_size",
+    "model": "positions position position_options plugin kernels max_kernels size preset blocks encoder_layers "
+    "decoder_layers length lengths max_length hidden_size embedding_size intermediate_size num_heads norm windows",
+    "training": "quick minutes steps epochs seeds seed batch_size batch_tokens accumulate learning_rate rate_factors "
+    "kernel_learning_rate warmup schedule dropout label_smoothing causal objective mask_rate hide_masked grow average",
+    "output": "out dry_run beams length_penalty every keep keep_versions cache report_to",
+    "machine": "device jobs threads dtype compile",
+}
+"""The groups of options in the help, and the options of each, the usual ones first. Others are in a group before."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -62,21 +73,28 @@ def parse(kind: type[Any], words: Sequence[str], prog: str) -> dict[str, Any]:
 def build_parser(kind: Any, prog: str) -> Parser:
     """Build the parser of a command."""
     flags, types, documentation = find_flags(kind), hints(kind), _documentation(kind)
-    paragraphs = (inspect.getdoc(kind) or "").split("\n\n")
+    usage = " ".join([prog, "[-h] [OPTIONS]", *(word for word in flags.values() if not word.startswith("-"))])
+    example = f"Example: {getattr(kind, 'EXAMPLE', prog)}\n\nusage: {usage}\n\n"
     parser = Parser(
-        usage=" ".join([prog, "[-h] [OPTIONS]", *(word for word in flags.values() if not word.startswith("-"))]),
-        description="\n\n".join(fill(part, shutil.get_terminal_size().columns) for part in paragraphs),
+        usage=argparse.SUPPRESS,
+        description=example + fill_paragraphs(inspect.getdoc(kind) or ""),
         formatter_class=partial(argparse.RawDescriptionHelpFormatter, max_help_position=18),
         argument_default=argparse.SUPPRESS,
+        add_help=False,
         allow_abbrev=False,
     )
-    for field in sort_fields(kind):
+    parser.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+    groups = {title: parser.add_argument_group(title) for title in ("options", *GROUPS)}
+    titles = {name: title for title, names in GROUPS.items() for name in names.split()}
+    order = [*titles]
+    for field in sorted(sort_fields(kind), key=lambda field: order.index(field.name) if field.name in titles else -1):
         name, word, field_default = field.name, flags[field.name], default(field, None)
+        group = groups[titles.get(name, "options")]
         text = _replace_names(documentation.get(name, ""), flags) + _format_default(field_default)
         options: dict[str, Any] = {"help": text.replace("%", "%%")}
         inner = _value_type(types[name])
         if inner is bool:
-            parser.add_argument(word, dest=name, action="store_false" if field_default else "store_true", **options)
+            group.add_argument(word, dest=name, action="store_false" if field_default else "store_true", **options)
             continue
         has_commas, is_several = is_comma_separated(types[name]), get_origin(inner) is tuple
         if is_several:
@@ -85,10 +103,16 @@ def build_parser(kind: Any, prog: str) -> Parser:
         options["metavar"] = choices or ("A,B" if has_commas else SHOWN.get(inner))
         is_several = is_several and not has_commas
         if word.startswith("-"):
-            parser.add_argument(word, dest=name, nargs="+" if is_several else None, **options)
+            group.add_argument(word, dest=name, nargs="+" if is_several else None, **options)
         else:
-            parser.add_argument(name, nargs="*" if is_several else "?", **options | {"metavar": word})
+            group.add_argument(name, nargs="*" if is_several else "?", **options | {"metavar": word})
     return parser
+
+
+def fill_paragraphs(text: str, **indents: Any) -> str:
+    """Wrap paragraphs at the terminal's width, with the indents of :func:`textwrap.fill`."""
+    width = shutil.get_terminal_size().columns
+    return "\n\n".join(fill(paragraph, width, **indents) for paragraph in text.split("\n\n"))
 
 
 def _value_type(hint: Any) -> Any:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from pkgutil import resolve_name
-from textwrap import fill
 from typing import Any, ClassVar
 
 from ..errors import InputError, suggest
@@ -20,7 +19,7 @@ from ..lab.recipe import Recipe
 from ..recipes import RECIPES
 from ..version import __version__
 from .exit_codes import exit_on_error
-from .flags import parse
+from .flags import fill_paragraphs, parse
 
 COMMANDS = {
     **{"translate train" if name == "translate" else name: f"recipes.{path}" for name, path in RECIPES.items()},
@@ -42,6 +41,7 @@ class RunFile:
     """
 
     FLAGS: ClassVar = {"file": "FILE"}
+    EXAMPLE: ClassVar = "whereformer run my_recipe.py --help"
 
     file: Path
     """The Python file. The recipe's options follow it."""
@@ -96,8 +96,8 @@ def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
         if word.strip() == "" or re.fullmatch(r"--[^=]+=\s*", word):  # as a path, it would be the current folder
             raise InputError(None, f"empty argument after {word.strip() or before or 'whereformer'}")
     if words[:1] in (["-h"], ["--help"]):
-        usage = "usage: whereformer COMMAND OPTIONS; COMMAND --help lists them"
-        print(usage, *map(_summary, COMMANDS), sep="\n")
+        usage = "usage: whereformer COMMAND OPTIONS (or COMMAND --help)"
+        print("Example: whereformer compare --data my_texts/\n", usage, *map(_summary, COMMANDS), sep="\n")
         raise SystemExit(0)
     group = [command for command in COMMANDS if words and command.startswith(f"{words[0]} ")]
     if group and words[1:2] in ([], ["-h"], ["--help"]):
@@ -120,7 +120,7 @@ def _find_command(words: Sequence[str]) -> tuple[type[Any], str, Sequence[str]]:
 def _summary(name: str) -> str:
     """Return a command's name and the first paragraph of its docstring."""
     text = (inspect.getdoc(command_class(name)) or "").partition("\n\n")[0]
-    return fill(text, 100, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
+    return fill_paragraphs(text, initial_indent=f"  {name:16}", subsequent_indent=" " * 18)
 
 
 def command_class(name: str) -> type[Any]:

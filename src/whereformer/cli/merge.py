@@ -1,4 +1,4 @@
-"""The command ``whereformer merge``: join the folders of one comparison, parts of which ran on several machines."""
+"""The command ``whereformer merge``: join the folders of one comparison that ran on several machines."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..lab.recipe import WithPlugin
 
 @dataclass(frozen=True, kw_only=True)
 class Merge(WithPlugin):
-    """Join folders of one comparison, parts of which ran on several machines, into a new folder.
+    """Join the folders of one comparison that ran on several machines into a new folder.
 
     All folders must have the same text and the same options, except the methods and seeds. If several folders have a
     result, the first folder's is taken. The printed command then makes the report of all methods.
@@ -54,30 +54,35 @@ class Merge(WithPlugin):
                 raise InputError("folders", f"line {number} of {folder / RECORDS} is damaged; run its compare again")
             parts.append((folder, recipe, options, records))
         first, recipe, options, _ = parts[0]
-        for folder, other, other_options, _ in parts[1:]:
+        for folder, next_recipe, next_options, _ in parts[1:]:
             # Time decides the steps of a comparison by minutes.
-            pairs: dict[str, tuple[Any, Any]] = {"steps": (recipe.steps, other.steps)}
-            pairs |= {name: (options.get(name), other_options.get(name)) for name in {**options, **other_options}}
+            pairs: dict[str, tuple[Any, Any]] = {"steps": (recipe.steps, next_recipe.steps)}
+            pairs |= {name: (options.get(name), next_options.get(name)) for name in {**options, **next_options}}
             # The hash of the text counts, and not where it lay.
             for name, (expected, actual) in pairs.items():
                 if name != "data" and expected != actual:
                     what = "different texts or plugins" if name == HASHES else f"different {name}"
                     values = "" if name == HASHES else f", {short_repr(expected)} and {short_repr(actual)}"
                     raise InputError("folders", f"{first} and {folder} have {what}{values}")
-        records: dict[str, Any] = {}
+        merged_records: dict[str, Any] = {}
         for *_, part in parts:
-            records |= {name: record for name, record in part.items() if name not in records}
-        keys = [key for task, *key in map(json.loads, records) if task == "train"]
+            merged_records |= {name: record for name, record in part.items() if name not in merged_records}
+        keys = [key for task, *key in map(json.loads, merged_records) if task == "train"]
         seeds = sorted({seed for seed, _ in keys})
         positions = tuple(dict.fromkeys(name for _, name in keys))
         with new_folder(self.out) as merged:
-            for folder in reversed(self.folders):  # the first folder's files replace those of the others
+            for folder in reversed(self.folders):  # the first folder's files replace other folders' files
                 for name in ("cache", "models"):
                     if (folder / name).is_dir():
                         shutil.copytree(folder / name, merged / name, dirs_exist_ok=True)
             first_line = {"options": options, **provenance(options["device"])}
-            (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *records.values()])))
+            (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *merged_records.values()])))
         console.print(f"wrote {self.out} with {len(keys)} models; make its report by:", highlight=False, soft_wrap=True)
-        asked = {"minutes": options["minutes"], "steps": options["steps"]}  # what decides the steps, as in the record
-        whole = replace(recipe, positions=positions, seed=seeds[0], seeds=seeds[-1] - seeds[0] + 1, out=self.out)
-        console.print(replace(whole, **asked).format_command(), highlight=False, soft_wrap=True)
+        chosen_steps = {
+            "minutes": options["minutes"],
+            "steps": options["steps"],
+        }  # what decides the steps, as in the record
+        merged_recipe = replace(
+            recipe, positions=positions, seed=seeds[0], seeds=seeds[-1] - seeds[0] + 1, out=self.out
+        )
+        console.print(replace(merged_recipe, **chosen_steps).format_command(), highlight=False, soft_wrap=True)

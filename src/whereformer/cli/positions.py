@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 from typing import ClassVar
 
 from rich.console import Console
@@ -15,40 +13,20 @@ from ..lab.recipe import WithPlugin
 
 @dataclass(frozen=True)
 class ListPositions(WithPlugin):
-    """List the position methods, and the options of each with defaults in JSON.
-
-    With --measure, print Table 1 of the TISA paper instead, measured on the models of a finished comparison. Six
-    questions about every method: Can it read text longer than its training text (inductive)? Do gradients reach its
-    parameters (data-driven)? Are there few, and does their number not grow (parameter efficient)? Does a common shift
-    of all positions leave the output unchanged (translation invariant)? Does the number of operations not grow with the
-    length (parallelizable)? Is its effect on the scores a curve over offsets (interpretable)? A threshold, which is
-    printed, decides each tick.
-    """
+    """List the position methods, and the options of each with defaults in JSON."""
 
     FLAGS: ClassVar = {"pattern": "PATTERN"}
+    EXAMPLE: ClassVar = 'whereformer positions "rope*"'
 
     pattern: str | None = None
     """Only methods whose name matches, such as "rope*"."""
-    measure: Path | None = None
-    """The folder of a finished `whereformer compare`, of masked language models. With several seeds, medians decide
-    "inductive", and the rest is measured with the first."""
 
     def run(self, console: Console) -> None:
-        """Print the table of methods, or of their measured properties."""
-        from ..errors import InputError
-
-        if self.measure is not None:
-            from rich.progress import Progress
-
-            from ..recipes.properties import build_table
-
-            with Progress(console=console, transient=True) as bar:  # which ends here, whatever happens
-                sheet = build_table(self.measure, self.pattern, partial(bar.track, description="measuring"))
-            console.print(sheet)
-            return
+        """Print the table of methods."""
         from rich.table import Table
         from rich.text import Text
 
+        from ..errors import InputError
         from ..positions import ALIASES, describe, method_class, position_names, suggest_methods
         from ..positions.base import ACTS_ON
 

@@ -29,6 +29,7 @@ class TranslateRun(WithPlugin):
     """
 
     FLAGS: ClassVar = {"model": "MODEL"}
+    EXAMPLE: ClassVar = "whereformer translate run my_model < text.en"
     INTERRUPTED: ClassVar = "all lines that were written are complete"
 
     model: str

@@ -44,7 +44,7 @@ def get_or_build(
     fill: Callable[[Path], Facts],
     log: Callable[[str], object],
     keeps: AcceptsVersion,
-    facts: Any = dict,
+    facts: object = dict,
 ) -> tuple[Path, Facts]:
     """Return an encoded text's folder, and facts about it. The folder is filled first if it is missing or damaged.
 

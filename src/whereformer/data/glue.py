@@ -83,7 +83,7 @@ class Data:
         """The rows to evaluate on, by their name in result tables."""
         return {shown: self.splits[split] for split, shown in self.task.eval_splits}
 
-    def convert(self, convert: Callable[[Any], Any]) -> Data:
+    def convert(self, convert: Callable[[Any], object]) -> Data:
         """Return the task with the rows of each split replaced by the result of a function."""
         return replace(self, splits={name: convert(split) for name, split in self.splits.items()})
 
@@ -161,7 +161,7 @@ def load_own(
     return _build_data(task, splits, f"{train}, {validation}", train_rows)
 
 
-def _class_name(label: Any) -> str | None:
+def _class_name(label: object) -> str | None:
     """Return the name of a class; None if a row has no label: an empty cell of a CSV or TSV file is an empty text."""
     return None if label is None or not str(label).strip() else str(label)
 

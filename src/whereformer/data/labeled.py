@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ def tokenize(split: Split, tokenizer: PreTrainedTokenizerBase, max_length: int |
     model's configuration says how many token types it has, and whether its poolings drop the end of a row.
     """
     # The tokenizer's own limit does not matter: the model checks whether rows fit.
-    options: dict[str, Any] = {"return_attention_mask": False, "verbose": False}
+    options = {"return_attention_mask": False, "verbose": False}
     rows: list[tuple[array[int], array[int]]] = []
     num_truncated = num_types = 0
     for chunk in iter_chunks(split.texts, CHUNK):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -163,7 +163,7 @@ def open_or_encode(
         return {}
 
     folder, _ = get_or_build(cache, "pairs", [text, str(vocab_size)], fill, log, keeps)
-    tokenizer: Any = read_tokenizer(folder, "cache")
+    tokenizer: PreTrainedTokenizerFast = read_tokenizer(folder, "cache")
     return {name: open_rows(folder, name, 2) for name in parts}, tokenizer
 
 

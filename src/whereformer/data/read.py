@@ -123,8 +123,11 @@ class Table:
         if self._kind in (".csv", ".tsv"):
             with self._csv() as table:
                 return [name for name in table.fieldnames or [] if name.strip()]
-        names: list[str] = self._arrow_schema.names
-        return names
+        with name_file(self.field, self.file):
+            if self._kind == ".parquet":
+                return list(parquet.read_schema(self.file).names)
+            with pa.ipc.open_stream(str(self.file)) as first:
+                return list(first.schema.names)
 
     def rows(self, names: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         """Yield some columns of each row. A cell that a row of JSON Lines lacks is None.
@@ -197,14 +200,6 @@ class Table:
             lines = dropwhile(lambda line: not line.strip("\r\n"), _lines(self.field, str(self.file), file))
             yield csv.DictReader(lines, strict=True, **style)
 
-    @cached_property
-    def _arrow_schema(self) -> pa.Schema:
-        with name_file(self.field, self.file):
-            if self._kind == ".parquet":
-                return parquet.read_schema(self.file)
-            with pa.ipc.open_stream(str(self.file)) as first:
-                return first.schema
-
     def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch]:
         if self._kind == ".parquet":
             with parquet.ParquetFile(self.file) as table:
@@ -223,7 +218,7 @@ class Table:
         return self.file.suffix.lower()
 
 
-def _without_surrogates(cell: Any) -> Any:
+def _without_surrogates(cell: object) -> Any:
     """Return text without halves of surrogate pairs, which JSON allows and nothing else does."""
     return cell.encode("utf-8", "replace").decode() if isinstance(cell, str) else cell
 

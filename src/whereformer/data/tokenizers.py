@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -94,7 +94,7 @@ def fit_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerF
     ordered.post_processor = processors.TemplateProcessing(
         single=f"{cls} $A {sep}", pair=f"{cls} $A {sep} $B:1 {sep}:1", special_tokens=[(cls, CLS), (sep, SEP)]
     )
-    names: dict[str, Any] = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
+    names = dict(zip(ROLES, SPECIAL_TOKENS, strict=True))
     return PreTrainedTokenizerFast(tokenizer_object=ordered, model_input_names=["input_ids", "attention_mask"], **names)
 
 
@@ -148,7 +148,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     if not path.is_dir():
         name = short_repr(str(path), MAX_NAME)
         raise InputError("tokenizer", f"expected the folder of a saved tokenizer, got {name}")
-    tokenizer: Any = read_tokenizer(path, "tokenizer")
+    tokenizer: PreTrainedTokenizerFast = read_tokenizer(path, "tokenizer")
     if not getattr(tokenizer, "is_fast", False):
         raise InputError("tokenizer", f"{path} has no tokenizer.json; save it as a fast tokenizer")
     # Later steps cut the text into windows and pad them.
@@ -157,8 +157,7 @@ def load_tokenizer(path: Path) -> PreTrainedTokenizerFast:
     for role, name in zip(ROLES, SPECIAL_TOKENS, strict=True):
         if role != "unk_token" and getattr(tokenizer, f"{role}_id") is None:
             raise InputError("tokenizer", f"{path} has no {role}, which pretraining needs ({name} in BERT)")
-    fast: PreTrainedTokenizerFast = tokenizer
-    return fast
+    return tokenizer
 
 
 def check_predictable(tokenizer: PreTrainedTokenizerBase, counts: Tensor, text_name: str) -> None:

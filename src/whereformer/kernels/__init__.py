@@ -267,7 +267,7 @@ _NOT_PACKED = dict.fromkeys(("key_mask", "attn_mask", "mask", "attention_mask"),
 
 
 def _check_names(
-    function: str, options: Mapping[str, Any], known: Collection[str] = CallOptions.__optional_keys__
+    function: str, options: Mapping[str, object], known: Collection[str] = CallOptions.__optional_keys__
 ) -> None:
     """Raise a TypeError for an option that a function does not have. The message names the function."""
     for name in options:

@@ -82,7 +82,8 @@ class Plan(CallTemplate):
         self.backend = backend
         self._forward: Replay | None = None
         self._backwards = BoundedCache(8)
-        self._saved_layouts: list[tuple[Any, ...]] = []  # dtype, shape, device of saved tensors; none without a forward
+        # The dtype, shape and device of saved tensors; none without a forward.
+        self._saved_layouts: list[tuple[object, ...]] = []
 
     def attend(self, tensors: Sequence[Tensor]) -> tuple[Tensor, LogSums | None]:
         if torch.is_grad_enabled():
@@ -131,7 +132,7 @@ class Plan(CallTemplate):
                 raise RuntimeError(f"attention: expected the saved {name} as {expected_text}, got {layout_text}")
 
 
-def _saved_layout(tensor: Tensor) -> tuple[Any, ...]:
+def _saved_layout(tensor: Tensor) -> tuple[object, ...]:
     return tensor.dtype, tuple(tensor.shape), tensor.device
 
 
@@ -188,7 +189,7 @@ _apply_attend = apply_without_transforms(_Attend)
 """Applies the function without the checks for transforms; plans run only where there are none."""
 
 
-def _no_second_derivative(*_: Any) -> None:
+def _no_second_derivative(*_: object) -> None:
     raise NotImplementedError("backend: only 'reference' has second derivatives; use backend='reference'")
 
 
@@ -260,13 +261,13 @@ class Operators:
         call = Call(*arguments)
         return call.new_output(), self.backend.new_buffer(call), call.new_lse()
 
-    def _run_backward(self, *arguments: Any) -> list[Tensor]:
+    def _run_backward(self, *arguments: object) -> list[Tensor]:
         inputs, needs, call = _split_backward(arguments)
         plan, tensors = self.get_plan(call)
         assert plan is not None
         return plan.backward(tensors, [needs.get(name, False) for name in plan.names], inputs)
 
-    def _fake_backward(self, *arguments: Any) -> list[Tensor]:
+    def _fake_backward(self, *arguments: object) -> list[Tensor]:
         _, needs, call = _split_backward(arguments)
         return [call.new_gradient(name) for name, need in needs.items() if need]
 
@@ -277,7 +278,7 @@ def _split_backward(arguments: tuple[Any, ...]) -> tuple[BackwardInputs, dict[st
     return BackwardInputs(*arguments[:4]), needs, Call(*arguments[5:])
 
 
-def _define(name: str, schema: str, function: Any, fake: Any) -> Any:
+def _define(name: str, schema: str, function: Callable[..., object], fake: Callable[..., object]) -> Any:
     """Define an operator that runs on any device, and return it."""
     _library.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(name, function, "CompositeExplicitAutograd")

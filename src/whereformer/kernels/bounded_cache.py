@@ -15,12 +15,12 @@ class BoundedCache:
     """Holds the values of at most ``max_size`` keys, and drops the oldest first. Threads share it."""
 
     def __init__(self, max_size: int) -> None:
-        self.values: dict[Any, Any] = {}
+        self.values: dict[object, Any] = {}
         self._max_size = max_size
         with _lock:
             _caches.add(self)
 
-    def put(self, key: Any, value: Any) -> None:
+    def put(self, key: object, value: object) -> None:
         """Store a value, unless caches are switched off."""
         with _lock:
             if _enabled:

@@ -36,7 +36,7 @@ from .tracing import are_static, can_read, is_known_true
 if TYPE_CHECKING:
     from jaxtyping import Bool, Float, Integer
 
-Function = TypeVar("Function", bound=Callable[..., Any])
+Function = TypeVar("Function", bound=Callable[..., object])
 
 Window: TypeAlias = int | tuple[int | None, int | None] | None
 """How far before and after its position a query attends: one number, or (before, after); None is any distance."""
@@ -244,7 +244,7 @@ def _check_number(name: str, number: Any, low: float, high: float) -> Any:
     return number if isinstance(number, torch.SymFloat | torch.SymInt) else float(number)
 
 
-def _check_window(window: Any) -> tuple[int | None, int | None]:
+def _check_window(window: object) -> tuple[int | None, int | None]:
     """Return how far a query attends before and after its position."""
     if window is None:
         return None, None
@@ -328,7 +328,7 @@ _IS_KIND: dict[str, Callable[[Tensor], bool]] = {
 
 
 def check_tensor(
-    name: str, tensor: Any, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
+    name: str, tensor: object, kind: str, *shapes: Mapping[str, Size], device: torch.device | None = None
 ) -> None:
     """Raise unless a tensor is of the kind, has one of the shapes, and is on the device of the call's value.
 

@@ -38,7 +38,7 @@ _HARMLESS_ATTRIBUTES = frozenset({"device", "dtype", "is_nested", "shape"})
 class CallSignature(NamedTuple):
     """The signature of a call, and its tensors."""
 
-    key: tuple[Any, ...]  # types, dtypes, sizes, strides, options, and which tensors are the same
+    key: tuple[object, ...]  # types, dtypes, sizes, strides, options, and which tensors are the same
     tensors: list[Tensor]  # in a fixed order
     autocasts: bool  # whether autocast is on
 
@@ -111,7 +111,7 @@ def attend_from_cache(signature: CallSignature) -> tuple[Tensor, LogSums | None]
     return plan.attend([tensors[index] for index in indices])
 
 
-def _make_step(function: Callable[..., Tensor], arguments: list[Any], options: dict[str, Any]) -> _Step:
+def _make_step(function: Callable[..., Tensor], arguments: list[object], options: dict[str, object]) -> _Step:
     """Return a torch function of these arguments, with tensors instead of their indices, as a step."""
     index, rest = next(iter(arguments), None), arguments[1:]
     if type(index) is _TensorIndex and not any(type(value) in (_TensorIndex, list, tuple) for value in rest):
@@ -143,7 +143,7 @@ class StepRecorder(TorchFunctionMode):
         self._steps: list[_Step] = []
         self._can_replay = True
 
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
         result = function(*args, **options)
         if isinstance(result, Tensor) and id(result) not in self._indices:

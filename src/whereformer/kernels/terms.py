@@ -37,7 +37,7 @@ def as_int(number: Any) -> int | None:
         return None
 
 
-def _make_ints(record: Any, *names: str) -> None:
+def _make_ints(record: object, *names: str) -> None:
     """Convert fields of a frozen dataclass to Python's int."""
     for name in names:
         if type(number := getattr(record, name)) is not int:

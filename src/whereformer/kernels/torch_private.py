@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode  # only its module is private
 from torch.utils._pytree import tree_leaves
 
-AnyFunction = TypeVar("AnyFunction", bound=Callable[..., Any])
+AnyFunction = TypeVar("AnyFunction", bound=Callable[..., object])
 
 
 def is_forward_mode() -> bool:
@@ -71,7 +71,7 @@ def get_version(tensor: Tensor) -> int:
     return tensor._version
 
 
-def below_autograd() -> AbstractContextManager[Any]:
+def below_autograd() -> AbstractContextManager[object]:
     """Let operators compute without autograd; no public function does."""
     return torch._C._AutoDispatchBelowAutograd()
 
@@ -97,12 +97,12 @@ def bfloat16_levels() -> list[str]:
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
 
 
-def flatten_tree(values: Any) -> list[Any]:
+def flatten_tree(values: object) -> list[Any]:
     """Return all leaves of nested tuples, lists and dictionaries."""
     return tree_leaves(values)
 
 
 def checkpoints_reentrantly(layer: nn.Module) -> bool:
     """Whether a layer of transformers, whose checkpointing is on, uses torch's reentrant form, the default."""
-    options: dict[str, Any] = getattr(layer._gradient_checkpointing_func, "keywords", {})
+    options: dict[str, object] = getattr(layer._gradient_checkpointing_func, "keywords", {})
     return bool(options.get("use_reentrant", True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +26,7 @@ def is_eager(*tensors: Tensor | None) -> bool:
     return is_plain(*tensors) and not has_active_mode()
 
 
-def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[Any, ...] | None:
+def tensor_layouts(tensors: Sequence[Tensor]) -> tuple[object, ...] | None:
     """Return all that decides a kernel's arguments except addresses: dtypes, sizes, strides, devices and alignments.
 
     The result is None if the memory of a tensor does not have its numbers in rows: a part of a conjugate has the other

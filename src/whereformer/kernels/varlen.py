@@ -25,7 +25,7 @@ def pack_sequences(
     terms: Sequence[Term],
     cu_seqlens_q: Tensor,
     cu_seqlens_k: Tensor | None,
-    options: Mapping[str, Any],
+    options: Mapping[str, object],
     affine: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor, tuple[Term, ...], dict[str, Any]]:
     """Check arguments of :func:`whereformer.attention_varlen`, and pack its sequences into one row of documents.

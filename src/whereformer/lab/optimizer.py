@@ -72,7 +72,7 @@ class WeightAverage(nn.Module):
         self.count = 0
         self.sums: dict[str, Tensor] = {}
 
-    def forward(self, **inputs: Any) -> Any:
+    def forward(self, **inputs: object) -> Any:
         """Return the model's output."""
         return self.model(**inputs)
 
@@ -89,7 +89,7 @@ class WeightAverage(nn.Module):
         for name, weight in self.model.named_parameters():
             weight.copy_(self.sums[name] / self.count)
 
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> dict[str, object]:
         """Return the state that a checkpoint saves besides the weights."""
         return {"count": self.count, "sums": self.sums}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InputError, short_repr
 
@@ -33,7 +33,7 @@ def find_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def parse_options(text: str | None) -> dict[str, Any]:
+def parse_options(text: str | None) -> dict[str, object]:
     """Parse a position method's options; an InputError for ``position_options`` if they are not a JSON object."""
     try:
         options = json.loads(text or "{}")

@@ -1,4 +1,4 @@
-"""Jobs of a study as tasks of a Ray cluster: other machines compute, and this one keeps the folder."""
+"""Jobs as tasks of a Ray cluster: other machines compute, and this one keeps the folder."""
 
 from __future__ import annotations
 
@@ -7,52 +7,69 @@ import os
 import pickle
 import socket
 import tarfile
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from .._extras import require
-from ..errors import InputError
+from ..errors import InputError, one_line
 from ..files import write_atomically
 from ..provenance import this_version
-from .methods import load_plugin
-from .run import FILES, SMALL_JOBS, JobResult, Key, Run, compute_job
+
+Key = TypeVar("Key")
+Result = TypeVar("Result")
 
 RETRIES = 3
 """How many times a job begins again if its worker or machine is lost."""
 LOCAL = "local"
 """The address that stands for a cluster on this machine, which ends with the command."""
-_UNSENT = {*FILES, ".lock"}
 
 
-def run_jobs(run: Run, keys: Sequence[Key], function: Any, shared: Any) -> Generator[tuple[Key, JobResult]]:
-    """Yield each key with its result, in the order of completion.
+def map_on_cluster(
+    address: str,
+    folder: Path,
+    compute: Callable[[Key], Result],
+    keys: Sequence[Key],
+    *,
+    threads: int,
+    gpus: float,
+    quiet: bool,
+) -> Generator[tuple[Key, Result]]:
+    """Yield each key with ``compute(key)``, in the order of completion.
 
-    A machine that sees the run's folder works in it. To others, its files are sent once, and the files that a job
-    writes there come back with its result.
+    A machine that sees the folder works in it. Others get the files of its subfolders once, and the files that a job
+    writes there come back with its result. Paths in the folder, wherever ``compute`` holds them, are adapted.
+
+    Args:
+        address: of a cluster, or LOCAL.
+        folder: the folder of a run.
+        compute: can be pickled.
+        keys: can be pickled.
+        threads: the threads of a CPU that a job uses.
+        gpus: the GPUs that a job uses; a fraction, if jobs share one.
+        quiet: whether the jobs' prints do not arrive here.
 
     Raises:
         InputError: for ``ray``, if the cluster cannot be reached, a machine has another version of this package, or
-            machines are lost again and again.
+            machines are lost again and again. Errors of jobs are raised unchanged.
     """
     require("ray", "ray")
     import ray
 
-    folder = run.folder.resolve()
+    folder = folder.resolve()
     token = folder / f".ray-{uuid4().hex}"
     with ExitStack() as stack:
         if not ray.is_initialized():
-            _connect(ray, run)
+            _connect(ray, address, quiet)
             stack.callback(ray.shutdown)
         token.touch()
         stack.callback(token.unlink, missing_ok=True)
         files = ray.put(pack(folder, list_files(folder)))
-        work = ray.put(_dump((function, run, shared), folder))
-        gpus = (1 / SMALL_JOBS if run.has_small_models else 1) if run.device == "cuda" else 0
-        task = ray.remote(_run_job).options(num_cpus=run.threads, num_gpus=gpus, max_retries=RETRIES)
+        work = ray.put(_dump(compute, folder))
+        task = ray.remote(_run_job).options(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)
         waiting = {task.remote(work, files, token, this_version(), key): key for key in keys}
         try:
             while waiting:
@@ -61,31 +78,26 @@ def run_jobs(run: Run, keys: Sequence[Key], function: Any, shared: Any) -> Gener
                 unpack(outputs, folder)
                 yield waiting.pop(done[0]), result
         except ray.exceptions.RayTaskError as error:
-            if isinstance(error.cause, Exception):
-                raise error.cause from None
-            raise
+            raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
-            raise InputError("ray", f"a machine was lost {RETRIES + 1} times: {' '.join(str(error).split())}") from None
-        except KeyboardInterrupt:
-            run.log("stopping")
-            raise
+            raise InputError("ray", f"a machine was lost {RETRIES + 1} times: {one_line(str(error))}") from None
         finally:
             for reference in waiting:
                 ray.cancel(reference)
 
 
-def _connect(ray: Any, run: Run) -> None:
-    """Connect to the cluster at the run's address, or start one on this machine."""
+def _connect(ray: Any, address: str, quiet: bool) -> None:
+    """Connect to a cluster, or start one on this machine."""
     try:
-        host, _, port = run.ray.rpartition(":")
+        host, _, port = address.rpartition(":")
         if host and "/" not in host:
             socket.create_connection((host, int(port)), timeout=10).close()  # Ray would try for minutes, then exit
-        ray.init(None if run.ray == LOCAL else run.ray, log_to_driver=not run.quiet, include_dashboard=False)
+        ray.init(None if address == LOCAL else address, log_to_driver=not quiet, include_dashboard=False)
     except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        raise InputError("ray", f"cannot reach a cluster at {run.ray}: {' '.join(str(error).split())}") from None
+        raise InputError("ray", f"cannot reach a cluster at {address}: {one_line(str(error))}") from None
 
 
-def _run_job(work: bytes, files: bytes, token: Path, version: str, key: Key) -> tuple[JobResult, bytes]:
+def _run_job(work: bytes, files: bytes, token: Path, version: str, key: object) -> tuple[object, bytes]:
     """Compute one job on a machine of the cluster; return its result and the files that it wrote, if they must be sent.
 
     With a file named ``token``, the run's folder is here, and nothing is sent.
@@ -98,18 +110,15 @@ def _run_job(work: bytes, files: bytes, token: Path, version: str, key: Key) -> 
         if not sees_folder:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="whereformer-")))
             unpack(files, folder)
-        function, run, shared = _load(work, folder)
-        run.counts = run.losses = None
-        load_plugin(run.plugin)
         before = {path: path.stat().st_mtime_ns for path in list_files(folder)}
-        result = compute_job(function, run, shared, key)
+        result = _load(work, folder)(key)
         written = [path for path in list_files(folder) if before.get(path) != path.stat().st_mtime_ns]
         return result, b"" if sees_folder else pack(folder, written)
 
 
 def list_files(folder: Path) -> list[Path]:
-    """Return the files that jobs read or write: all files of a run's folder except its records and reports."""
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name not in _UNSENT]
+    """Return the files that jobs read or write: those in subfolders, because records and reports are not theirs."""
+    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent != folder]
 
 
 def pack(folder: Path, paths: Iterable[Path]) -> bytes:
@@ -134,12 +143,12 @@ def unpack(content: bytes, folder: Path) -> None:
                 write_atomically(folder / name, file.read())
 
 
-def _dump(value: Any, folder: Path) -> bytes:
+def _dump(value: object, folder: Path) -> bytes:
     """Pickle a value for :func:`_load`, with paths in a folder relative to it."""
     buffer = io.BytesIO()
     pickler = pickle.Pickler(buffer)
 
-    def find_relative(value: Any) -> str | None:
+    def find_relative(value: object) -> str | None:
         if isinstance(value, Path) and Path(os.path.abspath(value)).is_relative_to(folder):
             return str(Path(os.path.abspath(value)).relative_to(folder))
         return None

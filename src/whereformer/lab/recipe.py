@@ -65,7 +65,7 @@ class Range:
     high: float
     ends: bool = True
 
-    def check(self, name: str, value: Any) -> None:
+    def check(self, name: str, value: object) -> None:
         """Raise an InputError for a number outside the range."""
         for number in value if isinstance(value, tuple) else (value,):
             check_range(name, number, self.low, self.high, ends=self.ends)
@@ -108,6 +108,8 @@ class Recipe(WithPlugin):
     """Base class of recipes. A subclass has a NAME, its options, and :meth:`run`."""
 
     NAME: ClassVar[str]
+    EXAMPLE: ClassVar[str]
+    """A command for the help to begin with."""
     QUICK: ClassVar[dict[str, Any]] = {}
     """The defaults of options with ``quick``, if the recipe has this option."""
     FLAGS: ClassVar[dict[str, str]] = {}
@@ -133,7 +135,7 @@ class Recipe(WithPlugin):
         self.check()
 
     @classmethod
-    def defaults_for(cls, options: Mapping[str, Any]) -> dict[str, Any]:
+    def defaults_for(cls, options: Mapping[str, object]) -> dict[str, Any]:
         """Return the defaults that follow from other options, which are not checked yet, such as ``quick``."""
         return {} if options.get("quick", False) is False else cls.QUICK
 
@@ -164,13 +166,13 @@ class Recipe(WithPlugin):
         """Compute the results that the folder lacks, and return the report."""
         raise NotImplementedError
 
-    def recorded_options(self) -> dict[str, Any]:
+    def recorded_options(self) -> dict[str, object]:
         """Return the options on which a result depends, as JSON."""
         kinds = hints(type(self))
         options = {name: value for name, value in asdict(self).items() if MayChange not in get_args(kinds[name])}
         return dict(json.loads(json.dumps(options, default=str)))  # paths become text
 
-    def format_command(self, **changes: Any) -> str:
+    def format_command(self, **changes: object) -> str:
         """Return the command line of the recipe with some options changed, without those that have default values."""
         defaults = {field.name: default(field, None) for field in sort_fields(type(self))}
         options = {name: changes.get(name, getattr(self, name)) for name in defaults}
@@ -263,7 +265,7 @@ class Trains(Recipe):
         """Return whether to compute in bfloat16."""
         return self.dtype == "bfloat16" or (self.dtype == "auto" and device == "cuda")
 
-    def recorded_options(self) -> dict[str, Any]:
+    def recorded_options(self) -> dict[str, object]:
         from .options import find_device
 
         bfloat16 = self.uses_bfloat16(find_device(self.device).type)
@@ -314,7 +316,7 @@ def hints(kind: type[Any]) -> dict[str, Any]:
     return {field.name: annotations[field.name] for field in fields(kind)}
 
 
-def is_comma_separated(hint: Any) -> bool:
+def is_comma_separated(hint: object) -> bool:
     """Return whether an option's values are separated by commas."""
     return CommaSeparated in get_args(hint)
 
@@ -334,7 +336,7 @@ def find_flags(kind: Any) -> dict[str, str]:
     return flags | getattr(kind, "FLAGS", {})
 
 
-def default(field: Field[Any], without: Any = MISSING) -> Any:
+def default(field: Field[object], without: object = MISSING) -> Any:
     """Return a field's default, or ``without`` if it has none."""
     if field.default_factory is not MISSING:
         return field.default_factory()
@@ -349,7 +351,7 @@ def sort_fields(kind: type[Any]) -> list[Field[Any]]:
     )
 
 
-def _convert(name: str, hint: Any, value: Any) -> Any:
+def _convert(name: str, hint: object, value: object) -> Any:
     """Convert text, a list or an integer to the declared type, and check the value by its markers.
 
     None is allowed wherever it is declared.
@@ -383,7 +385,7 @@ def _convert_one(name: str, kind: Any, value: Any) -> Any:
     raise kind_error(name, value, kind)
 
 
-def _convert_several(name: str, kind: type, value: Any, *, commas: bool) -> tuple[Any, ...]:
+def _convert_several(name: str, kind: type, value: object, *, commas: bool) -> tuple[Any, ...]:
     """Return distinct values of a type from a sequence, from a single value, or from text with commas."""
     parts = value.split(",") if commas and isinstance(value, str) else value
     parts = parts if isinstance(parts, list | tuple) else [parts]

@@ -50,7 +50,7 @@ MAX_JOBS = 8
 """The most jobs at a time by default, of small models on the CPU. Each process needs about half a GiB."""
 SMALL_JOBS = 4
 """The jobs of small models at a time on one GPU, by default."""
-Key = tuple[Any, ...]
+Key = tuple[object, ...]
 Value = TypeVar("Value")
 
 
@@ -78,7 +78,7 @@ class Run:
 
     console: Any = None  # set where the command runs
 
-    def __init__(self, recipe: Any, options: Mapping[str, Any], *, quiet: bool = False) -> None:
+    def __init__(self, recipe: Any, options: Mapping[str, object], *, quiet: bool = False) -> None:
         self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
@@ -102,7 +102,7 @@ class Run:
         self.by: dict[str, list[str]] = {}
         """The versions that computed each result of this run, by the result's name."""
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state for another process, which can log, advance and accept versions, but has no records."""
         names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
         return {name: getattr(self, name) for name in names}
@@ -161,7 +161,7 @@ class Run:
         problem = f"the first line of {path}, which has the options of all results, is damaged"
         self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
-    def _compare(self, earlier: Mapping[str, Any]) -> None:
+    def _compare(self, earlier: Mapping[str, object]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
             old, new = earlier.get(name), self.options.get(name)
             if old != new:
@@ -211,7 +211,7 @@ class Run:
         self,
         keys: Iterable[Key],
         function: Callable[..., Value],
-        *shared: Any,
+        *shared: object,
         task: str,
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
@@ -241,12 +241,14 @@ class Run:
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
         self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
-        self.counts, self.losses = _shared_array(len(missing)), _shared_array(len(missing))
+        self.counts = counts = _shared_array(len(missing))
+        self.losses = _shared_array(len(missing))
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
-                self.counts[missing.index(key)] = sizes[key]  # machines of a cluster do not count their steps here
+                if self.ray is not None:  # other machines do not count their steps here
+                    counts[missing.index(key)] = sizes[key]
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -282,9 +284,13 @@ class Run:
     def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, JobResult]]:
         """Yield each key with its result, in the order of completion."""
         if self.ray is not None and keys:
-            from .ray_jobs import run_jobs
+            from .ray_jobs import map_on_cluster
 
-            yield from run_jobs(self, keys, function, shared)
+            gpus = (1 / SMALL_JOBS if self.has_small_models else 1) if self.device == "cuda" else 0
+            compute = partial(_run_elsewhere, function, self, shared)
+            yield from map_on_cluster(
+                *(self.ray, self.folder, compute, keys), threads=self.threads, gpus=gpus, quiet=self.quiet
+            )
             return
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
@@ -538,6 +544,14 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
+
+
+def _run_elsewhere(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
+    """Compute one job on a machine of a cluster, which has no progress bar."""
+    run.counts = run.losses = None
+    load_plugin(run.plugin)
+    with threads(run.threads):
+        return compute_job(function, run, shared, key)
 
 
 def _run_job(slot: int, key: Key) -> JobResult:

@@ -180,7 +180,7 @@ def _reader(folder: Path) -> str:
     return next((name for name in READERS if _read(folder, name, dict)), READERS[0])
 
 
-def _check_settings(file: str, kind: str, settings: dict[str, Any]) -> None:
+def _check_settings(file: str, kind: str, settings: dict[str, object]) -> None:
     """Raise an InputError for a setting of a file, of a kind in KNOWN, whose effect on vectors would not be kept."""
     for name, value in settings.items():
         if kind == "Pooling" and name.startswith("pooling_mode_"):
@@ -194,7 +194,7 @@ def _check_settings(file: str, kind: str, settings: dict[str, Any]) -> None:
             )
 
 
-def _lowercase(tokenizer: Any) -> None:
+def _lowercase(tokenizer: object) -> None:
     """Let a tokenizer write text in lowercase first, as sentence-transformers does if its settings say so."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -203,7 +203,7 @@ def _lowercase(tokenizer: Any) -> None:
     backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *steps])
 
 
-def _ways(pooling: dict[str, Any]) -> list[str]:
+def _ways(pooling: dict[str, object]) -> list[str]:
     """Return the names of the ways to pool from the settings of a step, as older and newer releases write them."""
     mode = pooling.get("pooling_mode")
     if mode is not None:

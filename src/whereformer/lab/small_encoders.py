@@ -63,7 +63,7 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     return model
 
 
-def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, Any]) -> None:
+def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, object]) -> None:
     """Save a trained model, set to give logits at every token, and its tokenizer, with a manifest of ``facts``."""
     model.config.sparse_prediction = False
     tokenizer.model_max_length = model.config.max_position_embeddings

@@ -40,7 +40,7 @@ def open_tracker(
         report, end = _start(tracker, folder)
         failed: list[str] = []
 
-        def attempt(call: Callable[..., object], *arguments: Any) -> None:
+        def attempt(call: Callable[..., object], *arguments: object) -> None:
             if not failed:
                 try:
                     call(*arguments)

@@ -81,7 +81,7 @@ class Checkpoints:
 
     folder: Path  # only this training uses it
     interval: int  # steps between checkpoints. After Ctrl-C or SIGTERM there is one more
-    training_id: Any = None  # JSON that identifies the training; checkpoints of other trainings are skipped
+    training_id: object = None  # JSON that identifies the training; checkpoints of other trainings are skipped
     # Called with messages: which training continues, and which checkpoints are skipped, and why.
     log: Callable[[str], None] = print
     max_checkpoints: int = 1  # how many checkpoints to keep
@@ -112,7 +112,7 @@ def train(
     training: Training,
     *,
     device: str = "cpu",
-    score: Callable[[int], Any] | None = None,
+    score: Callable[[int], object] | None = None,
     score_at: Container[int] = (),
     checkpoints: Checkpoints | None = None,
     on_log: Callable[[int, float], None] = lambda steps, loss: None,

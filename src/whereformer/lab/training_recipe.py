@@ -31,7 +31,7 @@ else:
 class PreparedTraining:
     """The data and settings of a training, which recipes extend: hashes of its inputs, and its number of steps."""
 
-    hashes: dict[str, Any]
+    hashes: Mapping[str, object]
     steps: int
 
 
@@ -99,7 +99,7 @@ class TrainingRecipe(Trains):
         facts = {"options": run.options, **prepared.hashes}
         damage = ranks.from_main(lambda: manifest.find_problem(run.folder / "model", facts))
 
-        def problem(key: Any, result: TrainingResult) -> str | None:
+        def problem(key: object, result: TrainingResult) -> str | None:
             return damage or (None if result.is_complete else "its record lacks losses or scores")
 
         with loading.quiet_transformers():
@@ -123,7 +123,7 @@ class TrainingRecipe(Trains):
         """Describe the data and the training, as the rows of a table."""
         raise NotImplementedError
 
-    def train(self, run: Run, prepared: Any, facts: Mapping[str, Any]) -> TrainingResult:
+    def train(self, run: Run, prepared: Any, facts: Mapping[str, object]) -> TrainingResult:
         """Train from the newest valid checkpoint, or from the start, and save the model."""
         raise NotImplementedError
 
@@ -139,7 +139,7 @@ class TrainingRecipe(Trains):
         plan: training.Training,
         score: Callable[[int], dict[str, float]],
         interval: int,
-        facts: Mapping[str, Any],
+        facts: Mapping[str, object],
         save_extra: Callable[[Path], object] = lambda folder: None,
     ) -> training.Progress:
         """Train a model from the newest valid checkpoint, or from the start, and log its losses and scores.
@@ -172,7 +172,7 @@ class TrainingRecipe(Trains):
                 log_metrics=log_metrics,
             )
 
-    def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, Any]) -> None:
+    def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, object]) -> None:
         """Save the trained model in transformers' format, with its tokenizer and a manifest with ``facts``."""
         if run.is_main:
             with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:

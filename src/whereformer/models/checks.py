@@ -189,7 +189,7 @@ class StrictConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+    def from_dict(cls, config_dict: dict[str, object], **kwargs: object) -> Self:
         kind = config_dict.get("model_type") or cls.model_type
         if not str(kind).startswith("whereformer"):
             reason = f"expected a model of this library, got one of transformers, {short_repr(kind)}"
@@ -253,7 +253,7 @@ class OneDeviceModel(PreTrainedModel):
     """A model that computes attention itself, and on one device, where all layers share a position method's tables."""
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(cls, *args: object, **kwargs: object) -> Any:
         """Load a model as transformers does; a ``device_map`` over several devices is an :class:`InputError`."""
         loaded = super().from_pretrained(*args, **kwargs)
         check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import NoReturn, Unpack
+from typing import NoReturn, TypeAlias, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +15,12 @@ from transformers.modeling_outputs import TokenClassifierOutput as HeadOutput
 from ..errors import InputError
 from .checks import check_integers, check_shape, check_tensor, classification_loss
 from .config import EncoderConfig
-from .encoder import Encoder, EncoderPreTrainedModel
+from .encoder import Encoder, EncoderOutput, EncoderPreTrainedModel
 from .inputs import EncoderInputs, accepts
 from .layers import layer_norm
+
+Predicted: TypeAlias = tuple[Tensor, Tensor | None]
+"""Logits, and the labels that belong to them."""
 
 
 class EncoderWithHead(EncoderPreTrainedModel):
@@ -42,10 +45,8 @@ class EncoderWithHead(EncoderPreTrainedModel):
         # A sequence classifier is fine-tuned from checkpoints of models with a decoder.
         self._keys_to_ignore_on_load_unexpected = self.encoder._keys_to_ignore_on_load_unexpected
 
-    def predict(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Return logits from states (batch, n, hidden_size), and the labels that belong to them."""
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, attention_mask: Tensor | None) -> Predicted:
+        """Return logits from the encoder's output, and the labels that belong to them."""
         raise NotImplementedError
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -75,7 +76,7 @@ class EncoderWithHead(EncoderPreTrainedModel):
         if labels is not None:
             check_tensor("labels", labels)
         encoded = self.encoder(input_ids, attention_mask, **inputs, return_dict=True)
-        logits, labels = self.predict(encoded.last_hidden_state, labels, attention_mask, encoded.documents)
+        logits, labels = self.predict(encoded, labels, attention_mask)
         loss = None if labels is None else self.loss(logits, labels, attention_mask)
         return HeadOutput(loss=loss, logits=logits, hidden_states=encoded.hidden_states, attentions=encoded.attentions)
 
@@ -135,9 +136,8 @@ class EncoderWithLMHead(EncoderWithHead):
     def set_output_embeddings(self, new_embeddings: nn.Linear) -> None:
         self.head.decoder = new_embeddings
 
-    def predict(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, attention_mask: Tensor | None) -> Predicted:
+        hidden = encoded.last_hidden_state
         if labels is not None and self.config.sparse_prediction:
             check_shape("labels", labels, hidden.shape[:-1])
             indices = label_indices(labels, self.config.label_share)
@@ -177,16 +177,14 @@ class EncoderForCausalLM(EncoderWithLMHead):
         advice = "attach(model, position) gives a method to a decoder of transformers, which generates"
         raise NotImplementedError(f"generate: {type(self).__name__} has no cache of keys and values; {advice}")
 
-    def predict(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, attention_mask: Tensor | None) -> Predicted:
         if labels is not None:
-            check_shape("labels", labels, hidden.shape[:-1])
+            check_shape("labels", labels, encoded.last_hidden_state.shape[:-1])
             following = check_integers("labels", labels)[:, 1:]
-            if documents is not None:
+            if (documents := encoded.documents) is not None:
                 following = following.masked_fill(documents[:, 1:] != documents[:, :-1], -100)
             labels = functional.pad(following, (0, 1), value=-100)
-        return super().predict(hidden, labels, attention_mask, documents)
+        return super().predict(encoded, labels, attention_mask)
 
 
 def label_indices(labels: Tensor, share: float | None) -> Tensor:
@@ -302,11 +300,9 @@ class EncoderForSequenceClassification(EncoderWithHead):
         self.classifier = ClassifierHead(config, config.classifier_act, config.num_labels, norm=norm, dropout=dropout)
         self.post_init()
 
-    def predict(
-        self, hidden: Tensor, labels: Tensor | None, attention_mask: Tensor | None, documents: Tensor | None
-    ) -> tuple[Tensor, Tensor | None]:
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, attention_mask: Tensor | None) -> Predicted:
         pooled = first_states if self.config.classifier_pooling == "cls" else mean_states
-        return self.classifier(pooled(hidden, attention_mask, documents)), labels
+        return self.classifier(pooled(encoded.last_hidden_state, attention_mask, encoded.documents)), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         is_integer = labels.dtype in (torch.int64, torch.int32)
@@ -339,8 +335,8 @@ class EncoderForTokenClassification(EncoderWithHead):
         self.token_classifier = nn.Linear(config.hidden_size, config.num_labels)
         self.post_init()
 
-    def predict(self, hidden: Tensor, labels: Tensor | None, *_: object) -> tuple[Tensor, Tensor | None]:
-        return self.token_classifier(self.dropout(self.transform(hidden))), labels
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, *_: object) -> Predicted:
+        return self.token_classifier(self.dropout(self.transform(encoded.last_hidden_state))), labels
 
 
 class EncoderForPreTraining(EncoderWithHead):
@@ -362,8 +358,8 @@ class EncoderForPreTraining(EncoderWithHead):
         self.discriminator_head = ClassifierHead(config, config.hidden_act, 1)
         self.post_init()
 
-    def predict(self, hidden: Tensor, labels: Tensor | None, *_: object) -> tuple[Tensor, Tensor | None]:
-        return self.discriminator_head(hidden).squeeze(-1), labels
+    def predict(self, encoded: EncoderOutput, labels: Tensor | None, *_: object) -> Predicted:
+        return self.discriminator_head(encoded.last_hidden_state).squeeze(-1), labels
 
     def loss(self, logits: Tensor, labels: Tensor, attention_mask: Tensor | None) -> Tensor:
         check_shape("labels", labels, logits.shape)

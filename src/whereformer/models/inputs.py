@@ -75,7 +75,7 @@ def is_requested(
     return bool(getattr(config, output) if option is None else option)
 
 
-Forward = TypeVar("Forward", bound=Callable[..., Any])
+Forward = TypeVar("Forward", bound=Callable[..., object])
 
 
 def accepts(inputs: type) -> Callable[[Forward], Forward]:

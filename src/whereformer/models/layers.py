@@ -25,7 +25,7 @@ def layer_norm(config: EncoderConfig | Seq2SeqConfig, width: int) -> nn.LayerNor
     return nn.LayerNorm(width, eps=config.layer_norm_eps, bias=config.biases)
 
 
-def build_position_for(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: Any) -> PositionMethod:
+def build_position_for(config: EncoderConfig | Seq2SeqConfig, num_layers: int, **sizes: object) -> PositionMethod:
     """Build the position method of some layers with fresh parameters; ``sizes`` are other fields of its ModelShape."""
     return build_position(
         config.position,

@@ -16,7 +16,7 @@ from ..positions import PositionMethod, Site
 from ..positions.none import NoPosition
 from .checks import OneDeviceModel, check_integers, check_shape, classification_loss, embed_tokens, to_token_mask
 from .inputs import CACHE, Seq2SeqInputs, SourceInputs, accepts, is_requested
-from .layers import Attention, Layer, build_position_for, can_share
+from .layers import Attention, Layer, build_position_for, can_share, layer_norm
 from .seq2seq_config import Seq2SeqConfig
 
 
@@ -26,7 +26,7 @@ class DecoderLayer(Layer):
     def __init__(self, config: Seq2SeqConfig, *, content: bool) -> None:
         super().__init__(config, content=content)
         self.cross = Attention(config, content=True)
-        self.cross_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+        self.cross_norm = layer_norm(config, config.hidden_size)
 
     def forward(  # type: ignore[override]
         self,
@@ -63,7 +63,7 @@ class _Stack(nn.Module):
         self.words = nn.Embedding(tokens, width, embeddings.padding_idx, _weight=embeddings.weight)
         self.position = build_position_for(config, layers, causal=causal)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps) if config.norm == "pre" else None
+        self.norm = layer_norm(config, config.hidden_size) if config.norm == "pre" else None
         kind = DecoderLayer if causal else Layer
         self.layers = nn.ModuleList(kind(config, content=self.position.uses_query_key) for _ in range(layers))
 

@@ -1,12 +1,12 @@
 """``Seq2SeqConfig``: the configuration of the translation Transformer."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ..errors import InputError, short_repr
 from .blocks import MAX_LAYERS
 from .checks import MAX_IDS, StrictConfig
 
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, dict[str, object]] = {
     "base": {},
     "big": {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096, "hidden_dropout_prob": 0.3},
     "small": {
@@ -89,7 +89,7 @@ class Seq2SeqConfig(StrictConfig):
             self.initializer_range = self.hidden_size**-0.5
 
     @classmethod
-    def preset(cls, name: str, **changes: Any) -> "Seq2SeqConfig":
+    def preset(cls, name: str, **changes: object) -> "Seq2SeqConfig":
         """Return a configuration with the papers' sizes ("base", "big") or "small"; ``changes`` replace fields.
 
         Raises:

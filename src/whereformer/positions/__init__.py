@@ -178,9 +178,7 @@ def build_position(
     def build(part: str, model: ModelShape) -> PositionMethod:
         method = classes[part]
         defaults = {option: value for option, value in options_for_others.items() if option in _options(method)}
-        arguments = defaults | method_options[part]
-        _check_options(method, arguments)
-        return method(model, **arguments)
+        return method(model, **defaults | method_options[part])
 
     parts_in_use = dict.fromkeys(part for parts in pattern[: model.num_layers] for part in parts)
     if len(parts_in_use) == 1:
@@ -188,7 +186,7 @@ def build_position(
     return CompositeMethod(model, {part: partial(build, part) for part in parts_in_use}, pattern)
 
 
-def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
+def check_name(name: str, options: Mapping[str, object] | None = None) -> None:
     """Check, without building anything, that the methods of a name exist, and that none is joined with itself.
 
     ``options`` must fit the signatures of the methods; only their constructors check the values fully.
@@ -207,9 +205,7 @@ def check_name(name: str, options: Mapping[str, Any] | None = None) -> None:
             reason = "acts on the embeddings, so it must appear in every layer of"
             raise InputError("position", f"{part} {reason} {name!r}")
     if options:
-        classes = {part: method_class(part) for part in component_names(name)}
-        for part, method_options in _sort_options(name, classes, options).items():
-            _check_options(classes[part], method_options)
+        _sort_options(name, {part: method_class(part) for part in component_names(name)}, options)
 
 
 def method_class(name: str) -> type[PositionMethod]:
@@ -252,12 +248,16 @@ def describe(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def _sort_options(
-    name: str, methods: Mapping[str, type[PositionMethod]], options: Mapping[str, Any]
+    name: str, methods: Mapping[str, type[PositionMethod]], options: Mapping[str, object]
 ) -> dict[str, dict[str, Any]]:
     """Return the options of each method: first those for every method that has them, then those only for this one.
 
+    Values are checked by the annotations of the methods' signatures, since config.json, which is not trusted, may
+    contain them.
+
     Raises:
-        InputError: for a method's name with a value that is not a dictionary.
+        InputError: for a method's name with a value that is not a dictionary, and for a value of another type, a number
+            that is not finite, or an integer beyond 2 ** 20.
         TypeError: for an option that no method has.
     """
     known = {part: _options(method) for part, method in methods.items()}
@@ -278,6 +278,9 @@ def _sort_options(
         if unknown := sorted(values.keys() - known[part].keys(), key=str):
             raise TypeError(_no_option(part, unknown[0], known[part]))
         method_options[part] |= values
+    for part, method in methods.items():
+        for option, value in method_options[part].items():
+            check_value(option, value, str(inspect.signature(method.__init__).parameters[option].annotation))
     return method_options
 
 
@@ -294,14 +297,3 @@ def _options(method: type[PositionMethod]) -> dict[str, Any]:
         for name, parameter in sorted(parameters.items())
         if parameter.kind is parameter.KEYWORD_ONLY
     }
-
-
-def _check_options(method: type[PositionMethod], options: Mapping[str, Any]) -> None:
-    """Check the options of a method by its signature, since config.json, which is not trusted, may contain them.
-
-    Raises:
-        InputError: for a value of another type, a number that is not finite, or an integer beyond 2 ** 20.
-    """
-    parameters = inspect.signature(method.__init__).parameters
-    for option, value in options.items():
-        check_value(option, value, str(parameters[option].annotation))

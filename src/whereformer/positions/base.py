@@ -231,7 +231,7 @@ class PositionMethod(nn.Module):
         # It moves with the model, so that a method without parameters knows the device and dtype.
         self.register_buffer("_like", torch.empty(0), persistent=False)
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         if "embed" in vars(cls):
             cls.embed = _record_embed_call(cls.embed)  # type: ignore[method-assign]

@@ -99,7 +99,7 @@ class CompositeMethod(PositionMethod):
         vectors = (part.vectors(positions, device) for part in self)
         return next((rows for rows in vectors if rows is not None), None)
 
-    def compute_shared(self, site: Site) -> tuple[Any, ...]:
+    def compute_shared(self, site: Site) -> tuple[object, ...]:
         return tuple(part.compute_shared(site) for part in self)
 
     def embed(self, hidden: Tensor, positions: PositionsLike) -> Tensor:

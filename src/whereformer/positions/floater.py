@@ -96,7 +96,7 @@ def _trajectory_gradients(grad: Tensor, tensors: list[Tensor], length: int, solv
 
 
 @_trajectory_gradients.register_fake
-def _(grad: Tensor, tensors: list[Tensor], *settings: Any) -> list[Tensor]:
+def _(grad: Tensor, tensors: list[Tensor], *settings: object) -> list[Tensor]:
     return [torch.empty_like(tensor) for tensor in tensors]
 
 

@@ -79,7 +79,7 @@ class Rope(PositionMethod):
         layout: str = "half",
         base: Sequence[float] | float = 10_000.0,
         rotary_dim: int | None = None,
-        scaling: Mapping[str, Any] | None = None,
+        scaling: Mapping[str, object] | None = None,
         sections: Sequence[int] | None = None,
         arrangement: str = "blocks",
     ) -> None:

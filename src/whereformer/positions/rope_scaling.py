@@ -84,7 +84,7 @@ class Scaling:
                 values = f"{self.numbers[low]} and {self.numbers[high]}"
                 raise InputError("scaling", f"expected {low} < {high}, got {values}")
 
-    def _check(self, name: str, value: Any) -> None:
+    def _check(self, name: str, value: object) -> None:
         if value is ...:
             raise InputError("scaling", f"{self.type!r} needs {name}")
         if name in ("short_factor", "long_factor"):

@@ -37,7 +37,7 @@ class _Remembered(NamedTuple):
     """A result with its key, and the state and identity of its sources."""
 
     key: Hashable
-    state: tuple[Any, ...]
+    state: tuple[object, ...]
     sources: list[weakref.ref[Tensor]]
     aliases: list[Tensor]
     """Tensors that keep the memory of the sources, so that no other tensor gets their addresses."""

@@ -405,7 +405,7 @@ def _adds_its_curve(build: _Build) -> None:
 class _Widening(TorchDispatchMode):
     """Replaces float32 in the arguments of operations by float64; the caller sets torch's default dtype."""
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, function: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         return function(*args, **kwargs)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +39,7 @@ class Tupe(PositionMethod):
     extrapolates = False
     accepts_fractional = False
     needs_query_key = True
-    options_for_others: ClassVar[Mapping[str, Any]] = MappingProxyType({"reset_cls": True})
+    options_for_others: ClassVar[Mapping[str, object]] = MappingProxyType({"reset_cls": True})
 
     def __init__(self, model: ModelShape) -> None:
         super().__init__(model)

@@ -50,6 +50,7 @@ class Analyze(Recipe):
     """
 
     NAME = "analyze"
+    EXAMPLE = "whereformer analyze bert-base-uncased"
     FLAGS: ClassVar = {"model": "MODEL"}
 
     model: Annotated[tuple[str, ...], MayChange] = ()

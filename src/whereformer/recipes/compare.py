@@ -150,6 +150,7 @@ class Compare(ManyRuns):
     """
 
     NAME = "compare"
+    EXAMPLE = "whereformer compare --data my_texts/ --quick"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads"}
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 400, "characters": 3_000_000}
 

@@ -77,6 +77,7 @@ class Extend(Recipe):
     """
 
     NAME = "extend"
+    EXAMPLE = "whereformer extend all-MiniLM-L6-v2 --length 1024"
     FLAGS: ClassVar = {"model": "MODEL"}
     MAKES_FILES = True
 

@@ -110,6 +110,7 @@ class Finetune(ManyRuns, Trains):
     """
 
     NAME = "finetune"
+    EXAMPLE = "whereformer finetune --model my_model --task rte"
 
     task: Annotated[Names, MayChange] = ()
     """GLUE tasks, separated by commas: cola, sst2, mrpc, stsb, qqp, mnli, qnli, rte, wnli; or "all"."""

@@ -58,6 +58,7 @@ class Pretrain(TrainingRecipe):
     """
 
     NAME = "pretrain"
+    EXAMPLE = "whereformer pretrain --data texts/ --position rope"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[str, ...], MayChange] = ()

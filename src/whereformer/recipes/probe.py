@@ -259,6 +259,7 @@ class Probe(ManyRuns):
     """
 
     NAME = "probe"
+    EXAMPLE = "whereformer probe --positions rope,tisa --quick"
     QUICK: ClassVar = {"positions": ("none", "learned", "rope", "tisa"), "steps": 100, "out": Path("runs/probe-quick")}
 
     positions: Annotated[Names, MayChange] = ("none", "learned", "rope", "alibi", "t5", "shaw", "tisa")

@@ -65,6 +65,7 @@ class Translate(TrainingRecipe):
     """
 
     NAME = "translate train"
+    EXAMPLE = "whereformer translate train --data en.txt de.txt"
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[Path, ...], MayChange] = ()
@@ -85,15 +86,15 @@ class Translate(TrainingRecipe):
     """Position method of the self-attention in encoder and decoder, several joined by "+", or a pattern over layers;
     `whereformer positions` lists them."""
     hidden_size: Annotated[int | None, Range(1, options.MAX_SIZE)] = None
-    """Width. The default of this option and the next four is the preset's."""
+    """Width. Default: the preset's."""
     num_heads: Annotated[int | None, Range(1, options.MAX_SIZE)] = None
-    """Number of attention heads. It must divide the width."""
+    """Number of attention heads. It must divide the width. Default: the preset's."""
     intermediate_size: Annotated[int | None, Range(1, options.MAX_SIZE)] = None
-    """Width within the feed-forward layers."""
+    """Width within the feed-forward layers. Default: the preset's."""
     encoder_layers: Annotated[int | None, Range(1, options.MAX_SIZE)] = None
-    """Number of layers of the encoder."""
+    """Number of layers of the encoder. Default: the preset's."""
     decoder_layers: Annotated[int | None, Range(1, options.MAX_SIZE)] = None
-    """Number of layers of the decoder."""
+    """Number of layers of the decoder. Default: the preset's."""
     norm: Literal["pre", "post"] = "pre"
     """Where a layer normalizes: at its input (pre, which is easier to train) or after the sum (post, as in the
     papers)."""

@@ -39,7 +39,7 @@ _SMALL, _MAX_SMALL = 2**20, 2**23
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 
 
-def launch(kernel: JITFunction[Any], programs: int, *arguments: object, **options: int | str) -> None:
+def launch(kernel: JITFunction[object], programs: int, *arguments: object, **options: int | str) -> None:
     """Launch a kernel, compiled with sums of products fused, whatever a version of Triton does by default."""
     compiled = kernel[(programs,)](*arguments, enable_fp_fusion=True, **options)
     if (recorder := _recorder.get()) is not None:
@@ -117,7 +117,7 @@ class _Recorder(TorchDispatchMode):
         self.can_replay, self.has_operations = True, False
         self.inputs = [self._add_tensor(tensor) for tensor in inputs]
 
-    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, operation: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         results, name = operation(*args, **kwargs), operation.overloadpacket.__name__
         outputs = [leaf for leaf in flatten_tree(results) if isinstance(leaf, Tensor)]
@@ -268,18 +268,18 @@ class _Recorder(TorchDispatchMode):
             self.lines.append(view)
         return name
 
-    def _add_constant(self, name: str, value: Any) -> str:
+    def _add_constant(self, name: str, value: object) -> str:
         """Return the name of an object in the function's globals: this, with a number if another object has it."""
         unique = name
         while self.constants.setdefault(unique, value) is not value:
             unique = f"{name}_{len(self.constants)}"
         return unique
 
-    def _render_call(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> str:
+    def _render_call(self, operation: object, args: Any, kwargs: dict[str, Any]) -> str:
         arguments = [*map(self._render, args), *(f"{name}={self._render(value)}" for name, value in kwargs.items())]
         return f"{self._add_constant(str(operation).replace('.', '_'), operation)}({', '.join(arguments)})"
 
-    def _render(self, value: Any) -> str:
+    def _render(self, value: object) -> str:
         """Return an argument of an operation in Python. Inf, nan, and objects such as dtypes have no literal."""
         if isinstance(value, Tensor):
             return self._name(value)

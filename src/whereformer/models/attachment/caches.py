@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 from transformers import DynamicCache
@@ -46,7 +45,7 @@ class RotatingCache(DynamicCache):
         """The layer's new keys before the rotation, (batch, key_heads, n, head_dim); None before ``update``."""
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **kwargs: object
     ) -> tuple[Tensor, Tensor]:
         positions = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
         self.new_key = key_states

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from functools import partial
-from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig
@@ -34,7 +33,7 @@ def separate_configs(model: nn.Module, undo: Undo) -> None:
     ``undo`` gets functions that restore the old objects. If the user changes a copy before that, as by
     ``resize_token_embeddings``, these functions make the same changes in the old object.
     """
-    memo: dict[int, Any] = {}
+    memo: dict[int, object] = {}
     for config in all_configs(model):
         copied = copy.deepcopy(config, memo)
         undo.append(partial(_carry_over, config, copied, copy.deepcopy(_fields(copied))))

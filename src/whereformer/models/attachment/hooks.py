@@ -60,7 +60,7 @@ class StackForward:
     has_position_ids: bool = False
     documents: Tensor | None = None
     num_calls: int = 0
-    shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, Any] | None = None
+    shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, object] | None = None
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
 

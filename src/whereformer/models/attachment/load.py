@@ -110,7 +110,7 @@ def _check_sizes(
     model_class: Any,
     config_json: Mapping[str, object],
     header: Mapping[str, Tensor],
-    hub_options: Mapping[str, Any],
+    hub_options: Mapping[str, object],
 ) -> None:
     """Compare the sizes in a checkpoint's configuration with its weights, before the model is built."""
     # Configurations make lists of their layers. Some numbers of layers are larger than the model's (max_window_layers).

@@ -179,7 +179,7 @@ def make_mask_spec(
     kv_offset: int,
     mask_function: Callable[..., Tensor],
     attention_mask: Tensor | None,
-    **options: Any,
+    **options: object,
 ) -> MaskSpec:
     """A mask function of transformers that returns a description; only patterns of other kinds become a matrix.
 
@@ -245,7 +245,7 @@ class ANY:
     """A wildcard for a value in the closure of a mask function."""
 
 
-def _match(value: Any, pattern: Any) -> list[Any] | None:
+def _match(value: object, pattern: object) -> list[Any] | None:
     """Return the values in a function's closure, nested ones too, at which the pattern's closure has ANY.
 
     None if the two differ in their code or in the rest of their closures.

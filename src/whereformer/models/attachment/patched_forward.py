@@ -40,7 +40,7 @@ class PatchedForward:
         mask: Mask,
         *,
         dropout: float,
-        **options: Any,
+        **options: object,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend with the layer's terms and the attached method's terms.
 

@@ -133,7 +133,7 @@ class Example(NamedTuple):
         name = "decoder_input_ids" if "decoder_input_ids" in self.inputs else "input_ids"
         mask = name.replace("input_ids", "attention_mask")
         ids, outputs = self.inputs[name], []
-        arguments: dict[str, Any] = {**self.inputs, "use_cache": True}
+        arguments: dict[str, object] = {**self.inputs, "use_cache": True}
         # The first half, then one token, then the remaining tokens.
         n, half = ids.shape[1], ids.shape[1] // 2 + 1
         for start, stop in ((0, half), (half, half + 1), (half + 1, n)):

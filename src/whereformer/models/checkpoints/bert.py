@@ -41,7 +41,7 @@ _WITHOUT = {
 }
 
 
-def bert_config(config_json: Mapping[str, Any], family: Family) -> dict[str, Any]:
+def bert_config(config_json: Mapping[str, object], family: Family) -> dict[str, Any]:
     """Translate the configuration of a family's checkpoint into arguments of :class:`EncoderConfig`.
 
     Raises:

@@ -61,7 +61,7 @@ def check_has_config(name: str, folder: Path) -> None:
         raise InputError(name, f"expected a folder with a config.json, got {str(folder)!r}{hint}")
 
 
-def find_weights(path_or_id: str | Path, **hub: Any) -> list[Path]:
+def find_weights(path_or_id: str | Path, **hub: object) -> list[Path]:
     """Return the files with a checkpoint's weights, one or several.
 
     An index lists the names of several files. It is untrusted: the files must be in the checkpoint's folder. The

@@ -36,7 +36,7 @@ def load_pretrained(
     *,
     model_class: type[EncoderPreTrainedModel] | None = None,
     dtype: torch.dtype = torch.float32,
-    **options: Any,
+    **options: object,
 ) -> EncoderPreTrainedModel:
     """Load a pretrained model as one of this library's, in evaluation mode; weights are read from safetensors only.
 

@@ -18,7 +18,7 @@ def conformer(
     hidden_states: Tensor,
     attention_mask: Mask = None,
     relative_position_embeddings: Tensor | None = None,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of Wav2Vec2-BERT, Wav2Vec2-Conformer and SeamlessM4T with any of their positions."""
     layer = patch.layer
@@ -93,7 +93,7 @@ def wavlm(
     attention_mask: Tensor | None = None,
     position_bias: Tensor | None = None,
     index: int = 0,
-    **options: Any,
+    **options: object,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Compute WavLM's attention: a table over offsets, in buckets, times a gate for each query.
 

@@ -1,7 +1,7 @@
 """Measures properties of a position method: the columns of Table 1 of Wennberg & Henter (2021) as numbers.
 
-Each function only measures one property; the thresholds are in ``recipes/properties.py``. The
-column "inductive" is missing because it needs training; it follows from the losses of a comparison.
+Each function only measures one property; the thresholds are in ``properties.py``. The column "inductive" is
+missing because it needs training; it follows from the losses of a comparison.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import Positions
-from ..kernels.torch_private import TorchDispatchMode
-from ..models.encoder import Encoder
-from ..models.heads import EncoderForMaskedLM
-from ..models.layers import Layer
-from ..positions import PositionMethod, PositionRangeError, Site, build_position
-from ..positions.base import position_parameters
-from .toeplitz import diagonal_sums, fit_curves, from_diagonals
+from whereformer.analysis.toeplitz import diagonal_sums, fit_curves, from_diagonals
+from whereformer.kernels import Positions
+from whereformer.kernels.torch_private import TorchDispatchMode
+from whereformer.models.encoder import Encoder
+from whereformer.models.heads import EncoderForMaskedLM
+from whereformer.models.layers import Layer
+from whereformer.positions import PositionMethod, PositionRangeError, Site, build_position
+from whereformer.positions.base import position_parameters
 
 SHIFTS = (1, 10, 100, 1000)
 """The shifts of :func:`shift_change`, in tokens. Some are large, because FIRE changes only from 512 on."""
@@ -203,7 +203,7 @@ def count_operations(position: PositionMethod, length: int) -> int:
     hidden = torch.randn(1, length, model.hidden_size)
     query, key, value = torch.randn(3, 1, model.num_heads, length, model.head_dim)
     positions = Positions(0, 1, length)
-    with _Counter() as counter:  # type: ignore[no-untyped-call]
+    with _Counter() as counter:
         position.embed(embedded, positions)
         position.attend(hidden, query, key, value, Site(positions, positions), backend="reference")
     return counter.count
