@@ -17,7 +17,6 @@ from .call import Call
 from .dropout import draw_seed
 from .make_call import CallOptions, SequenceOptions, make_call, show_options
 from .plan_cache import StepRecorder, attend_from_cache, make_signature
-from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
     DenseBias,
@@ -291,9 +290,7 @@ def attention_weights(
     changes nothing.
     """
     _check_names("attention_weights", options)
-    call = make_call(query, key, value, terms, **options)
-    with without_autocast(value.device):
-        return reference.softmax(call, options.get("sinks"))[0]
+    return attention_and_weights(query, key, value, terms, **options)[1]
 
 
 def attention_and_weights(

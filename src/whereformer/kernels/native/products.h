@@ -40,8 +40,7 @@ INLINE Part<float> times(Part<float> c, PairsPart a, PairsPart b) {
 #if defined(__AVX512BF16__)
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  return (Part<float>)vbfdotq_f32((float32x4_t)c, vreinterpretq_bf16_u32((uint32x4_t)a),
-                                  vreinterpretq_bf16_u32((uint32x4_t)b));
+  return (Part<float>)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b);
 #else
   return (Part<float>)(b & 0xffff0000) * (Part<float>)(a & 0xffff0000) +
          ((Part<float>)(b << 16) * (Part<float>)(a << 16) + c);
@@ -79,11 +78,7 @@ INLINE void block(const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>
 }
 
 // The rows of C in registers at a time: with AVX-512 and NEON, 6 x 4 of 32 registers hold sums, with AVX2 6 x 2 of 16.
-#if defined(__aarch64__)
-template <class F> constexpr int HEIGHT = sizeof(Sum<F>) == 8 ? 2 : 6;
-#else
-template <class F> constexpr int HEIGHT = BYTES == 16 ? 2 : sizeof(Sum<F>) == 8 ? 3 : 6;
-#endif
+template <class F> constexpr int HEIGHT = sizeof(Sum<F>) == 4 ? 6 : BYTES == 16 ? 2 : 3;
 // The columns of C in registers at a time.
 template <class F> constexpr int64_t WIDTH = BYTES == 64 && sizeof(Sum<F>) == 4 ? 64 : L;
 

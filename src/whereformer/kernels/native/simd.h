@@ -62,8 +62,6 @@ INLINE Part<float> larger_part(Part<float> a, Part<float> b) {
   return _mm512_max_ps(a, b);
 #elif defined(__AVX2__)
   return _mm256_max_ps(a, b);
-#elif defined(__aarch64__)
-  return (Part<float>)vmaxq_f32((float32x4_t)a, (float32x4_t)b);  // NaN if either is
 #else
   return a > b ? a : b;
 #endif
@@ -250,13 +248,6 @@ INLINE void put_pairs(Vec<float> a, Vec<float> b, uint32_t* pairs) {
   alignas(64) static const uint16_t at[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                               8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
   _mm512_storeu_si512(pairs, _mm512_permutexvar_epi16(_mm512_load_si512(at), x));
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  for (int i = 0; i < Vec<float>::N; i++) {
-    // A narrowed vector fills the lower half of another one.
-    const uint16x8_t x = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32((float32x4_t)a.p[i]));
-    const uint16x8_t y = vreinterpretq_u16_bf16(vcvtq_low_bf16_f32((float32x4_t)b.p[i]));
-    vst1q_u16((uint16_t*)(pairs + 4 * i), vzip1q_u16(x, y));
-  }
 #else
   float x[L], y[L];
   store(x, a), store(y, b);
@@ -271,11 +262,6 @@ template <class E> INLINE void put(E* at, Vec<E> x) { store(at, x); }
 INLINE void put(bf16* at, Vec<float> x) {
 #if defined(__AVX512BF16__)
   _mm256_storeu_si256((__m256i*)at, (__m256i)_mm512_cvtneps_pbh(x.p[0]));
-#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-  for (int i = 0; i < Vec<float>::N; i += 2) {
-    const bfloat16x8_t low = vcvtq_low_bf16_f32((float32x4_t)x.p[i]);
-    vst1q_u16((uint16_t*)(at + 4 * i), vreinterpretq_u16_bf16(vcvtq_high_bf16_f32(low, (float32x4_t)x.p[i + 1])));
-  }
 #else
   float y[L];
   store(y, x);
