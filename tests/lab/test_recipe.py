@@ -23,7 +23,8 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.recipe import as_function
 from whereformer.lab.report.report import Figure, Report
-from whereformer.lab.run import Run, _Bar, default_jobs, read_records
+from whereformer.lab.run import Run, _Bar, default_jobs, name_key, read_records
+from whereformer.lab.terminal import Terminal
 from whereformer.manifest import dump_with_hash, fingerprint_of_code
 from whereformer.provenance import versions
 
@@ -139,12 +140,22 @@ def test_a_file_that_is_no_module_is_refused(tmp_path, capsys):
 
 
 def test_the_progress_tells_the_losses_of_runs_or_how_many_are_done(tmp_path):
-    run = SimpleNamespace(console=None, counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2)
+    run = SimpleNamespace(
+        console=Terminal(width=100), counts=None, losses=None, labels=["a 0", "b 0"], finished=1, done=0, total=2
+    )
     bar, run.counts = _Bar(run), [1, 0]
-    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "a 0 0.50 · b 0 0.25")):
+    for losses, expected in (([0, 0], "1 of 2 runs"), ([0.5, 0.25], "training loss: a 0 0.50 · b 0 0.25")):
         run.losses = losses
         list(bar.get_renderables())
         assert bar.tasks[0].description == expected
+
+
+def test_progress_names_a_run_by_what_differs_from_others():
+    keys = [(0, "copy", "none"), (0, "copy", "tisa")]
+    assert [name_key(key, keys) for key in keys] == ["none", "tisa"]
+    assert name_key((1, "tisa"), [(0, "tisa"), (1, "tisa")]) == "seed 1"
+    assert name_key((0, "tisa"), [(0, "tisa")]) == "tisa"
+    assert name_key((), [()]) == ""
 
 
 def test_figures_of_one_title_have_files_of_their_own(tmp_path):
@@ -318,25 +329,18 @@ def test_a_damaged_record_is_done_again(change, tmp_path, capsys):
     assert numbers(tmp_path) == before
 
 
-def test_a_damaged_first_line_loses_no_record(tmp_path, capsys):
+def test_a_damaged_first_line_loses_no_record(tmp_path):
     toy(out=tmp_path, jobs=1)
-    path, before = tmp_path / "records.jsonl", numbers(tmp_path)
-    for number in (1, 2):
-        first, *lines = path.read_bytes().splitlines(keepends=True)
-        damaged = bytes([first[0] ^ 1]) + first[1:] + b"".join(lines)
+    path = tmp_path / "records.jsonl"
+    content = path.read_bytes()
+    for damaged, message in (
+        (bytes([content[0] ^ 1]) + content[1:], f"the first line of {path} is damaged"),
+        (b"my own notes\n", f"{path} is not the record of a run"),
+    ):
         path.write_bytes(damaged)
-        with pytest.raises(InputError, match=f"the first line of {path} is damaged; move it away or choose another"):
-            read_records(path)
-        toy(out=tmp_path, jobs=1)
-        aside = tmp_path / f"records.damaged-{number}.jsonl"
-        assert f"the first line of {path}, which has the options" in (output := capsys.readouterr().out)
-        assert f"all results will be computed again, and {aside} keeps the old file" in output
-        assert aside.read_bytes() == damaged
-        assert numbers(tmp_path) == before
-    path.write_text("my own notes\n")
-    with pytest.raises(InputError, match="is not the record of a run; move it away or choose another folder"):
-        toy(out=tmp_path)
-    assert path.read_text() == "my own notes\n"
+        with pytest.raises(InputError, match=f"{message}; move it away or choose another folder"):
+            toy(out=tmp_path)
+        assert path.read_bytes() == damaged
 
 
 def become(version, monkeypatch):

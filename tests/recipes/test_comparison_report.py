@@ -8,11 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from tests.lab.report.pages import Page
 from whereformer.cli.flags import parse
 from whereformer.recipes.compare import Compare, RateSearch
-from whereformer.recipes.comparison_report import ComparisonResult
+from whereformer.recipes.comparison_report import ComparisonResult, build_examples
 
 LENGTH = 16
 CANNOT = "learned covers positions 0 to 15 (max_length 16), got position {}; raise max_length"
@@ -52,7 +53,7 @@ def report_of(methods=METHODS, seeds=1, *, guessing=4.9876, rates=None, trials=N
         for seed in range(seeds)
         for name, of in methods.items()
     }
-    material = SimpleNamespace(source="<i>news</i> & more.txt", guessing=guessing)
+    material = SimpleNamespace(source="<i>news</i> & more.txt", guessing=guessing, held_out=None, tokenizer=None)
     return recipe.report(material, outcomes, rates or {}, range(seeds), trials or {}, 60.0)
 
 
@@ -61,6 +62,36 @@ def wide_report():
     return report_of(
         {name: {"loss": 4 + i / 10, "parameters": 73_664, "steps": 200} for i, name in enumerate(LONG_NAMES)}, 3
     )
+
+
+class Letters:
+    """A tokenizer of words of a letter, repeated; a word in angles is a part of one."""
+
+    def convert_ids_to_tokens(self, ids):
+        return [f"##{chr(97 + number)}" if number > 25 else 2 * chr(97 + number) for number in ids]
+
+    def decode(self, ids, **_):
+        return " ".join(self.convert_ids_to_tokens(ids))
+
+
+def test_examples_are_words_that_methods_fill_in_and_where_they_differ():
+    inputs = torch.arange(26).repeat(4)
+    labels = torch.full_like(inputs, -100)
+    labels[2::4] = inputs[2::4]
+    targets = labels[2::4].tolist()
+    wrong = [(number + 1) % 26 for number in targets]
+    known = {"none": wrong, "tisa": targets, "rope": [*targets[:5], *wrong[5:]]}
+    runs = {name: {0: replace(outcome(4.0), answers=answers), 1: outcome(4.0)} for name, answers in known.items()}
+    held_out = SimpleNamespace(inputs=inputs, labels=labels)
+    (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=False)
+    rows = [[cell.text for cell in row] for row in sheet.rows]
+    assert rows[0] == ["aa bb ____ dd ee ff gg hh ii jj kk ll mm nn oo pp qq", "cc", "tisa and rope", "none: dd"]
+    assert all("tisa" in right and "none" in others for _, _, right, others in rows)
+    assert [word for _, word, *_ in rows] == ["cc", "ee", "gg", "ii"]
+    (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=True)
+    assert [cell.text for cell in sheet.rows[0]][:2] == ["aa bb ____", "cc"]
+    runs["rope"] = {0: outcome(4.0)}  # as from a record of an earlier version
+    assert build_examples(runs, "none", held_out, Letters(), causal=False) == []
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,35 @@ ODD = 'mine<b>&"own"'
 BASE, GAINING = "learned", "learned+tisa, S=3"
 
 
+class Words:
+    """A tokenizer."""
+
+    def decode(self, ids, **_):
+        return f"row of {len(ids)}"
+
+
+def test_inputs_whose_answer_changes_are_shown():
+    report = report_of(TWO, answers={BASE: [0, 1, 0], GAINING: [0, 0, 1]})
+    (sheet,) = [section for section in report.sections if section.title == "Inputs of rte whose answer changes"]
+    rows = [[cell.text for cell in row] for row in sheet.rows]
+    assert rows == [["row of 1", "a", GAINING, f"{BASE}: b"], ["row of 1", "a", BASE, f"{GAINING}: b"]]
+    assert sheet.title not in str(report)
+    assert sheet.title in report.page()
+
+
 def task_of(name, cut=0):
     train, validation = (Rows([([1], [])] * 1000, False, [0] * 1000, number, 0) for number in (cut, 0))
     return Data(Task(name, ("text",), ("a", "b"), ("accuracy",)), {"train": train, "validation": validation}, "here")
 
 
-def report_of(scores, *, seeds=3, **options):
+def report_of(scores, *, seeds=3, answers=None, **options):
     """Scores are task -> variant -> one a seed."""
     recipe = Finetune(model="some/model", task="rte", seeds=seeds, max_length=64, **{"kernels": (0, 3), **options})
     tasks = {"rte": task_of("rte", 7), ODD: task_of(ODD)}
-    prepared = Prepared({task: tasks[task] for task in scores}, {}, dict.fromkeys(recipe.variants, (9, 5, 1)))
+    prepared = Prepared({task: tasks[task] for task in scores}, {}, dict.fromkeys(recipe.variants, (9, 5, 1)), Words())
     vars(recipe)["prepared"] = prepared
     tuned = {
-        (task, name, seed): FinetuneResult({"": {"accuracy": score}}, [])
+        (task, name, seed): FinetuneResult({"": {"accuracy": score}}, [], (answers or {}).get(name, []))
         for task, by_name in scores.items()
         for name, by_seed in by_name.items()
         for seed, score in enumerate(by_seed)

@@ -1,5 +1,6 @@
 """The analysis' page and pictures, from findings that are made up."""
 
+import csv
 import dataclasses
 import re
 from xml.etree import ElementTree
@@ -12,8 +13,7 @@ from hypothesis import strategies as st
 
 from tests.lab.report.findings import model_of
 from tests.lab.report.pages import Page
-from whereformer.analysis.fit import TisaFit
-from whereformer.recipes.head_report import build_report, downsample, find_limits, format_kernels
+from whereformer.recipes.head_report import build_look, build_report, downsample, find_limits
 
 
 def page_of(*models):
@@ -37,7 +37,7 @@ def test_a_whole_model():
     assert "What did tiny-bert learn about position?" in text
     assert len(re.findall(">head [0-9]+: ", text)) == 6
     assert len([row for row in page.cells if row[2:3] == ["previous token"]]) == 2
-    assert text.count('data-order="0.98" title="') == 6  # of S=5, with its kernels
+    assert text.count('data-order="0.98"') == 6  # of S=5
     assert text.count("norms, projections, biases") == 1
     assert "near: up to 8 tokens away), or position-blind if its range is below 0.25" in text
     assert page_of(model_of()) == text
@@ -71,14 +71,23 @@ def test_several_models(tmp_path):
     assert re.search(
         r"<h1>The position embeddings of model &lt;2&gt; depend most on distance alone \(Toeplitzness 0", text
     )
-    assert text.index("<table>") < text.index("<summary")
+    assert text.index("<table") < text.index("<summary")
     assert [row[:2] for row in page.cells[:3]] == [[f"model <{i}>", "learned"] for i in range(3)]
     assert text.count("What position adds, head by head</summary>") == 3
     models = [model_of(name, n=16, noise=i) for i, name in enumerate(("a/b", "a_c"))]
     paths = build_report(models).write(tmp_path)
     parts = "position-embeddings", "what-position-adds-head-by-head"
     pictures = {f"{model}-{what}" for model in ("a-b", "a-c") for what in parts}
-    assert {path.name for path in paths} == {"report.html", "report.md", *(f"{name}.svg" for name in pictures)}
+    tables = {
+        f"{name}.csv" for m in ("a-b", "a-c") for name in ("position", f"heads-of-{m}", f"kernels-of-{m}-in-numbers")
+    }
+    assert {path.name for path in paths} == {
+        "report.html",
+        "report.md",
+        "position.csv",
+        *tables,
+        *(f"{name}.svg" for name in pictures),
+    }
     for name in pictures:
         assert ElementTree.parse(tmp_path / f"{name}.svg").getroot().tag.endswith("svg")
         assert f"]({name}.svg)" in (tmp_path / "report.md").read_text()
@@ -100,12 +109,34 @@ def test_a_head_is_named_by_the_place_where_its_curve_is_highest(peak, height, n
     assert dataclasses.replace(head, curve=height * (head.offsets == peak).double()).name == name
 
 
-def test_kernels_are_written_as_they_are():
-    fit = TisaFit(
-        *torch.tensor([[1.0, -2.0], [0.5, -1.0], [-1.0, 2.5]]).double(), torch.tensor(0.25), torch.tensor(0.9)
-    )
-    minus = "\N{MINUS SIGN}"
-    assert format_kernels(fit) == f"{minus}2 at +2.5, b 1; +1 at {minus}1, b 0.5"
+def test_the_numbers_of_kernels_can_be_copied(tmp_path):
+    build_report([model_of(layers=1, heads=1)]).write(tmp_path)
+    _, *rows = csv.reader((tmp_path / "kernels-of-tiny-bert-in-numbers.csv").open())
+    assert [row[:5] for row in rows[:2]] == [["0", "0", "1", "2", "1"], ["0", "0", "2", "2, 0.2", "1, 0.05"]]
+
+
+def test_a_sentence_has_what_each_head_adds_to_each_pair():
+    model = model_of(n=16, layers=1, heads=2, scores=False)
+    look = build_look(model)
+    assert look["tokens"] == list(model.tokens)
+    (name, scores), _ = look["heads"]
+    assert name == "layer 0, head 0 (previous token)"
+    curve = dict(zip(model.heads[0].offsets.tolist(), model.heads[0].curve.tolist(), strict=True))
+    assert scores == [[pytest.approx(curve[key - query], abs=0.005) for key in range(4)] for query in range(4)]
+    text = page_of(model)
+    assert "&lt;sat&gt;" not in text  # in JSON, escaped for JSON
+    assert r"\u003csat\u003e" in text
+    pooled = dataclasses.replace(model.heads[0], offsets=2 * model.heads[0].offsets)
+    assert build_look(dataclasses.replace(model, heads=(pooled,))) is None
+
+
+def test_scores_are_drawn_over_toeplitzness():
+    models = [dataclasses.replace(model_of(f"m{i}", n=16, noise=i + 0.5), score=80.5 - i) for i in range(3)]
+    report = build_report(models)
+    assert "Score over Toeplitzness" in [section.title for section in report.sections]
+    (sentence,) = [sentence for sentence in report.sentences if "correlation" in sentence]
+    assert float(sentence.split()[-1][:-1]) > 0.5
+    assert [cell.text for cell in report.sections[0].rows[0]][-1] == "80.5"
 
 
 @pytest.mark.slow

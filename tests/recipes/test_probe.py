@@ -190,3 +190,23 @@ def test_cells_without_a_number():
     )
     assert failed == (Cell("failed", title="it broke"), False)
     assert cannot == (Cell("n/a", title=CANNOT), False)
+
+
+def test_examples_are_a_solved_and_a_failed_row(monkeypatch):
+    recipe = Probe(length=4, steps=1, positions=["none", "tisa"], tasks=["reverse", "brackets"])
+    found = {task: probe.find_examples(recipe.build("none", 0).eval(), task, 4) for task in recipe.tasks}
+    ((word, inputs, right, said),) = found["reverse"]
+    assert (word, inputs.split()) == ("failed", right.split()[::-1])
+    assert said.split() != right.split()
+    assert set(found["brackets"][-1][1].split()) <= {"(", ")"}
+    results = {
+        (0, task, name): ProbeResult(
+            [[0.5, 0.1, 0.01]] * 3, examples=[["solved" if name == "tisa" else "failed", *"abc"]]
+        )
+        for task in recipe.tasks
+        for name in recipe.positions
+    }
+    sheet = recipe.report(results, range(1)).sections[-1]
+    rows = [[cell.text for cell in row] for row in sheet.rows]
+    assert rows[:2] == [["reverse", "failed", "none", *"abc"], ["reverse", "solved", "tisa", *"abc"]]
+    assert len(rows) == 4

@@ -65,6 +65,8 @@ class ModelFindings:
     num_layers: int  # the number of layers, as the model runs them
     table: TableFindings | None = None  # the table of position embeddings; None if the model has none
     heads: tuple[HeadFindings, ...] = ()  # the heads of every layer where position acts by itself, in order
+    tokens: tuple[str, ...] = ()  # a sentence to look at, from the first position on
+    score: float | None = None  # how good the model is, by a measure of the user's
 
     @property
     def by_layer(self) -> dict[int, list[HeadFindings]]:

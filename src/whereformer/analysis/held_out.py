@@ -99,7 +99,7 @@ def mean_scores(sums: list[tuple[str, float, int]]) -> dict[str, float]:
 
 def _sum_tokens(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, float, int]]:
     """Return sums, each with the number of tokens summed: loss in nats and right answers over the predicted tokens."""
-    losses, right = _score_tokens(model, batch)
+    losses, right, _ = _score_tokens(model, batch)
     return [("loss", float(losses.sum()), len(losses)), ("accuracy", float(right.sum()), len(losses))]
 
 
@@ -114,11 +114,12 @@ def _sum_electra(model: Any, batch: Mapping[str, Tensor]) -> list[tuple[str, flo
 
 
 class HeldOutScore(NamedTuple):
-    """Held-out quality of a language model: mean loss in nats, accuracy from 0 to 1, and every token's loss."""
+    """Held-out quality of a language model: mean loss in nats, accuracy from 0 to 1; every token's loss and answer."""
 
     loss: float
     accuracy: float
     losses: Tensor
+    answers: Tensor  # the most likely id
 
 
 @torch.no_grad()
@@ -132,12 +133,12 @@ def lm_score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> HeldOutScor
     moved = ({name: tensor.to(model.device) for name, tensor in batch.items()} for batch in batches)
     batch_scores = [_score_tokens(model, batch) for batch in moved]
     model.train(was_training)
-    losses, right = (torch.cat(parts).cpu() for parts in zip(*batch_scores, strict=True))
-    return HeldOutScore(float(losses.mean()), float(right.double().mean()), losses)
+    losses, right, answers = (torch.cat(parts).cpu() for parts in zip(*batch_scores, strict=True))
+    return HeldOutScore(float(losses.mean()), float(right.double().mean()), losses, answers)
 
 
-def _score_tokens(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the loss in nats of each predicted token of a batch, (tokens,), and whether the answer is right."""
+def _score_tokens(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return for each predicted token of a batch its loss in nats, whether the answer is right, and the answer."""
     logits, labels = model(**batch).logits, batch["labels"]
     indices = label_indices(labels, getattr(model.config, "label_share", None))
     targets = labels.flatten()[indices]
@@ -145,5 +146,5 @@ def _score_tokens(model: Any, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tens
         # A causal model predicts the next token.
         logits = logits.flatten(0, 1)[indices - int(isinstance(model, EncoderForCausalLM))]
     losses = functional.cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED)
-    has_label = targets != IGNORED
-    return losses[has_label], (logits.argmax(-1) == targets)[has_label]
+    has_label, answers = targets != IGNORED, logits.argmax(-1)
+    return losses[has_label], (answers == targets)[has_label], answers[has_label]

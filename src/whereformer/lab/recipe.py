@@ -148,7 +148,7 @@ class Recipe(WithPlugin):
     def outputs(self) -> tuple[str, ...]:
         """The paths of its results in its folder, besides records and report. Paths of folders end in "/".
 
-        Writing there is tried before any work begins.
+        They are checked before any work begins.
         """
         return ()
 
@@ -207,7 +207,12 @@ class Recipe(WithPlugin):
                 if file is not None:
                     run.record_hash(VERSION + name, fingerprint_of_code(file))
             facts = {"Options": options, "Machine": run.provenance["machine"]}
-            report = with_versions(replace(recipe.run(run), command=command, facts=facts), run.by)
+            report = recipe.run(run)
+            positions = getattr(recipe, "positions", getattr(recipe, "position", ()))
+            methods = report.methods or ([positions] if isinstance(positions, str) else positions)
+            guide = "" if find_user_file(type(self)) else f"guides/{self.NAME.split()[0]}"
+            report = replace(report, command=command, facts=facts, methods=methods, guide=guide)
+            report = with_versions(report, run.by)
             if run.is_main:
                 report.write(recipe.out)
         return report

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 import threading
@@ -25,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from .. import ranks
 from ..errors import InputError, join_words, printable, short_repr
-from ..files import check_regular, try_outputs, write_atomically
+from ..files import check_outputs, check_regular, write_atomically
 from ..manifest import dump_with_hash, load_with_hash, matches_type
 from ..provenance import provenance, this_version
 from .methods import load_plugin
@@ -114,7 +114,7 @@ class Run:
             self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
             if self.is_main:
-                self._try_outputs()
+                self._check_outputs()
                 self._read()
                 self._write()
             self.records, self.hashes = ranks.from_main(lambda: (self.records, self.hashes))
@@ -130,36 +130,24 @@ class Run:
         if is_refused and {path.name for path in self.folder.iterdir()} <= {RECORDS, ".lock", "cache"}:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _try_outputs(self) -> None:
-        """Try to write where results will go, before any work."""
-        pictures = [path.name for path in self.folder.glob("*.svg")]
+    def _check_outputs(self) -> None:
+        """Check where results will go, before any work."""
+        parts = [path.name for path in self.folder.glob("*.[sc][vs][gv]")]  # figures and tables
         files = [name for name in self.outputs if not name.endswith("/")]
         folders = [name for name in self.outputs if name.endswith("/")]
-        try_outputs("out", self.folder, [*FILES, *files, *pictures], folders)
+        check_outputs("out", self.folder, [*FILES, *files, *parts], folders)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
         if path.exists():
-            try:
-                earlier, self.records, damaged = read_records(path)
-            except DamagedOptionsError:
-                self._set_aside(path)
-                return
+            earlier, self.records, damaged = read_records(path)
             hashes = earlier.pop(HASHES)
             if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
                 self.hashes = hashes
                 self._compare(earlier)
             for number in damaged:
                 self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
-
-    def _set_aside(self, path: Path) -> None:
-        """Rename a file of records whose options are lost, so that none of its lines is."""
-        names = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
-        new_path = next(name for name in names if not os.path.lexists(name))
-        os.rename(path, new_path)
-        problem = f"the first line of {path}, which has the options of all results, is damaged"
-        self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
     def _compare(self, earlier: Mapping[str, object]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
@@ -216,6 +204,7 @@ class Run:
         kind: type[Value],
         steps: int | Callable[..., int] = 1,
         problem: Callable[[Any, Any], str | None] = lambda key, value: None,
+        on_result: Callable[[Mapping[Any, Value]], None] = lambda values: None,
     ) -> dict[Any, Value]:
         """Return ``function(run, *shared, *key)`` for each key, several at a time. The record keeps the values.
 
@@ -228,6 +217,7 @@ class Run:
             steps: the number of steps for a key, for the progress bar, or a function that returns it for ``*key``.
             problem: returns why a key's recorded value is not valid, such as a missing model, or a list of the wrong
                 length; None if it is valid.
+            on_result: is called after each result but the last, with the values of all keys that are done.
         """
         keys = list(keys)
         names = {key: json.dumps([task, *key]) for key in keys}
@@ -240,15 +230,21 @@ class Run:
             self.log(f"{len(keys) - len(missing)} of {len(keys)} runs are already done{remaining}")
         self.done += sum(sizes.values()) - new
         self.total = max(self.total, self.done + new)
-        self.labels, self.finished = [" ".join(map(str, key)) for key in missing], 0
+        self.labels, self.finished = [name_key(key, keys) or task.replace("_", " ") for key in missing], 0
         self.counts = counts = _shared_array(len(missing))
         self.losses = _shared_array(len(missing))
+        waiting = set(missing)
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
                 if self.ray is not None:  # other machines do not count their steps here
                     counts[missing.index(key)] = sizes[key]
+                waiting.remove(key)
+                if waiting:
+                    on_result(
+                        {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in waiting}
+                    )
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
@@ -301,13 +297,20 @@ class Run:
         # A forked process would inherit locks and threads, and it could not use a GPU.
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
-        begin = (function, self, shared, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        begin = (self, self.counts, self.losses, stops, begun, context.Value("i", 0))
+        # What is large comes with each job: a process that begins would read it from a pipe only after its imports,
+        # and this process would wait, and react to no signal.
+        work = pickle.dumps((function, shared))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
-        with handle_signals(signal.SIG_IGN, signal.SIGINT):  # new processes inherit that they ignore it
-            waiting = {pool.submit(_run_job, slot, key): key for slot, key in enumerate(keys)}
-        processes = [process for process in multiprocessing.active_children() if process not in unrelated]
+        waiting: dict[Future[JobResult], Key] = {}
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in processes that begin, too
         try:
+            try:
+                waiting |= {pool.submit(_run_job, slot, key, work): key for slot, key in enumerate(keys)}
+            finally:
+                processes = [process for process in multiprocessing.active_children() if process not in unrelated]
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             with handle_signals(signal.default_int_handler, signal.SIGTERM):  # raises, so that jobs save below
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -369,8 +372,7 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     in the first line.
 
     Raises:
-        InputError: for ``out``, if the file is not the record of a run. It is a :class:`DamagedOptionsError` if the
-            first line is damaged and another one is not.
+        InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
     """
     check_regular("out", path)
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
@@ -393,13 +395,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
             damaged.append(number)
     if options is None:
         problem = f"the first line of {path} is damaged" if records else f"{path} is not the record of a run"
-        kind = DamagedOptionsError if records else InputError
-        raise kind("out", f"{problem}; move it away or choose another folder")
+        raise InputError("out", f"{problem}; move it away or choose another folder")
     return options, records, damaged
-
-
-class DamagedOptionsError(InputError):
-    """A file has records of a run, but the line with its options is damaged."""
 
 
 @dataclass(frozen=True)
@@ -427,6 +424,14 @@ def _build(kind: Any, value: Any) -> Any:
     return kind(**value) if is_dataclass(kind) and isinstance(kind, type) else value
 
 
+def name_key(key: Key, keys: Sequence[Key]) -> str:
+    """Return a key for people to read, without the parts that all keys have in common; numbers are seeds."""
+    varying = [part for part, *rest in zip(key, *keys, strict=True) if len(set(rest)) > 1]
+    parts = varying or [part for part in key if isinstance(part, str)]
+    names = [part for part in parts if isinstance(part, str)]
+    return " ".join([*names, *(f"seed {part}" for part in parts if not isinstance(part, str))])
+
+
 def _label(name: str) -> str:
     """Return the name of a record for people to read."""
     return " ".join(map(str, json.loads(name)))
@@ -452,14 +457,16 @@ class _Bar(Progress):
             speed_estimate_period=120,
             transient=True,
         )
-        self.task = self.add_task("", total=None)
+        self.task = self.add_task("preparing", total=None)
 
     def get_renderables(self) -> Iterable[Any]:
         """Draw the bar."""
         run = self.run
         if run.counts is not None and run.losses is not None:
-            last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss][-4:]
+            last = [(label, loss) for label, loss in zip(run.labels, run.losses, strict=False) if loss]
+            last = last[-max(1, (self.console.width - 45) // 14) :]
             text = " · ".join(f"{label} {loss:.2f}" for label, loss in last)
+            text = text and f"training loss: {text}"
             if not text:  # several processes do not report which jobs they run
                 text = run.labels[0] if len(run.labels) == 1 else f"{run.finished} of {len(run.labels)} runs"
             done = run.done + sum(run.counts)
@@ -491,12 +498,13 @@ def handle_signals(handler: Any, *signals: signal.Signals) -> Iterator[None]:
 
 
 _this: dict[str, Any] = {}
-"""The function, run and shared numbers of this process, if it is one of several."""
+"""The run, number and shared numbers of this process, if it is one of several."""
 
 
-def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
-    """Prepare a process of several. Then add its id to ``begun``: from there on, SIGINT ends its job."""
+def _begin(run: Run, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
+    """Prepare a process of several."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
         index = number.value
@@ -507,8 +515,7 @@ def _begin(function: Any, run: Run, shared: Any, counts: Any, losses: Any, stops
     _keep_freed_memory()
     load_plugin(run.plugin)
     run.counts, run.losses = counts, losses
-    _this.update(function=function, run=run, shared=shared, stops=stops)
-    begun[index] = os.getpid()
+    _this.update(run=run, stops=stops, begun=begun, index=index)
 
 
 def _stop(processes: Iterable[BaseProcess], begun: set[int], futures: Iterable[Future[JobResult]]) -> None:
@@ -554,13 +561,18 @@ def _run_elsewhere(function: Callable[..., Any], run: Run, shared: Any, key: Key
         return compute_job(function, run, shared, key)
 
 
-def _run_job(slot: int, key: Key) -> JobResult:
+def _run_job(slot: int, key: Key, work: bytes) -> JobResult:
+    """Run a job. A process whose first job has begun is in ``begun``: before, it has nothing to save."""
     run = _this["run"]
     run.slot = slot
+    if _this.get("work") != work:
+        _this.update(work=work, parts=pickle.loads(work))  # which may import for seconds
+    function, shared = _this["parts"]
+    _this["begun"][_this["index"]] = os.getpid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         if _this["stops"][0]:  # the signal came before this process reacted to any
             raise KeyboardInterrupt
-        return compute_job(_this["function"], run, _this["shared"], key)
+        return compute_job(function, run, shared, key)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

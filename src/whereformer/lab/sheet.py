@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from ..errors import join_words
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions
 
 DASH = "\N{EN DASH}"
 MINUS = "\N{MINUS SIGN}"
+MAX_WORD = 24
+"""Letters of a word that a terminal keeps in one line in any case."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Column:
     detail: str = ""  # a smaller line below the header
     left: bool = False  # whether its text begins at the left, as words do and numbers do not
     wraps: bool = False  # whether long text may take several lines on a page
+    optional: bool = False  # whether terminals without room for all columns leave it out before others
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,11 @@ class Cell:
     order: float | str | None = None  # the value to sort by. Cells without one stay last in both directions
     title: str = ""  # the text that a page shows when a pointer is over the cell
     style: str = ""  # the colors on a page, as CSS
+
+    @property
+    def value(self) -> float | str:
+        """The number with all its digits, or the text."""
+        return self.text if self.order is None or isinstance(self.order, str) else self.order
 
     @classmethod
     def of_seeds(
@@ -54,8 +67,8 @@ class Sheet:
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()  # sentences below the table
     name_column: int = 0  # the index of the column with the rows' names
-    sortable: bool = False  # whether readers of a page can sort it
     folded: bool = False  # whether it is on pages only, where a click opens it
+    page_only: bool = False  # whether terminals and notebooks leave it out
     # The look of some rows, by their index: "best" stands out on a page, "dim" is only for comparison.
     looks: Mapping[int, str] = field(default_factory=dict)
 
@@ -69,23 +82,78 @@ class Sheet:
         return cls(title, tuple(heads), tuple(full), **fields)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Any]:
-        """Draw the sheet. Cells take several lines where the terminal has no room for them."""
+        """Draw the sheet. Where the terminal has no room, columns are left out, and texts break between words."""
         from rich import box
         from rich.styled import Styled
         from rich.table import Table
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
+        widths = self._fit(options.max_width)
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(column.name for column in self.columns))
-        for index, column in enumerate(self.columns):
-            left = column.left or index == self.name_column
-            name = _lines(column.name, column.detail)
-            table.add_column(name, justify="left" if left else "right", overflow="fold")
+        for index, width in widths.items():
+            column = self.columns[index]
+            head = _lines(column.name, column.detail)
+            table.add_column(head, justify="left" if self._has_text(index) else "right", overflow="fold", width=width)
         for number, row in enumerate(self.rows):
-            texts = (_lines(cell.text, cell.detail) for cell in row)
+            texts = (_lines(row[index].text, row[index].detail) for index in widths)
             table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
         yield table
+        if len(widths) < len(self.columns):
+            left_out = [column for index, column in enumerate(self.columns) if index not in widths]
+            names = join_words([_with_detail(column.name, column.detail) for column in left_out])
+            yield Styled(f"The terminal has no room for {names}; report.md has all columns.", "dim")
         yield from (Styled(note, "dim") for note in self.notes)
+
+    def _has_text(self, index: int) -> bool:
+        """Return whether a column begins at the left, and may break between words."""
+        return self.columns[index].left or index == self.name_column
+
+    def _fit(self, max_width: int) -> dict[int, int]:
+        """Return the columns that have room next to each other, with their widths.
+
+        The last of the optional columns is left out first, and the column with the rows' names last.
+        """
+        from rich.cells import cell_len
+
+        widths, smallest = dict[int, int](), dict[int, int]()
+        for index, column in enumerate(self.columns):
+            cells = [_lines(row[index].text, row[index].detail) for row in self.rows]
+            lines = [line for cell in (_lines(column.name, column.detail), *cells) for line in cell.split("\n")]
+            widths[index] = smallest[index] = max(map(cell_len, lines))
+            if self._has_text(index):
+                longest = max((cell_len(word) for line in lines for word in line.split()), default=0)
+                smallest[index] = min(longest, MAX_WORD)
+        order = sorted(widths, key=lambda index: (index == self.name_column, not self.columns[index].optional, -index))
+        gap = 3  # between columns
+        while sum(smallest[index] + gap for index in widths) >= max_width + 2 and len(widths) > 1:
+            del widths[order.pop(0)]
+        while sum(widths.values()) + gap * len(widths) >= max_width + 2:
+            wide = [index for index in widths if widths[index] > smallest[index]]
+            if not wide:  # a single column, which is folded
+                break
+            widths[max(wide, key=widths.__getitem__)] -= 1
+        return widths
+
+    @property
+    def file(self) -> str:
+        """The name of its file of comma-separated values; "" for a table without names of columns."""
+        return file_name(self.title, "csv") if any(column.name for column in self.columns) else ""
+
+    def csv(self) -> str:
+        """Return the table as comma-separated values: numbers with all their digits, and details in their own column.
+
+        So a range over seeds stands beside the median.
+        """
+        heads = [Cell(_lines(column.name, column.detail).replace("\n", " "), "detail") for column in self.columns]
+        detailed = [any(row[index].detail for row in self.rows) for index in range(len(heads))]
+        lines = [
+            [part for cell, both in zip(row, detailed, strict=True) for part in (cell.value, cell.detail)[: 1 + both]]
+            for row in (heads, *self.rows)
+        ]
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows(lines)
+        return file.getvalue()
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""
@@ -94,6 +162,11 @@ class Sheet:
         is_left = [column.left or index == self.name_column for index, column in enumerate(self.columns)]
         bars = ["---" if left else "---:" for left in is_left]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
+
+
+def file_name(title: str, kind: str) -> str:
+    """Return the name of the file of a table or figure, by its title."""
+    return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:60] or 'figure'}.{kind}"
 
 
 def _lines(text: str, detail: str) -> str:
@@ -107,11 +180,6 @@ def _with_detail(text: str, detail: str) -> str:
 def plain(number: float) -> str:
     """Format a number as short as possible, with up to six digits and a real minus sign."""
     return f"{number:z.6g}".replace("-", MINUS)
-
-
-def signed(number: float) -> str:
-    """Format a number with its sign, as offsets are written; 0 has none."""
-    return f"{number:+g}".replace("-", MINUS) if number else "0"
 
 
 def decimals(number: float, style: str = ".3f") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any, NoReturn
 
@@ -31,5 +32,5 @@ class Terminal(Console):
 
 
 def output(*, quiet: bool = False) -> Terminal:
-    """Return the console of a command: as wide as the terminal, and 100 columns in a file or a pipe."""
-    return Terminal(width=None if sys.stdout.isatty() else 100, quiet=quiet)
+    """Return the console of a command: as wide as the terminal or COLUMNS says; in a file or a pipe, 100 columns."""
+    return Terminal(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 100, quiet=quiet)

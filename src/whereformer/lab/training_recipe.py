@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -18,12 +18,13 @@ from .sheet import Column, Sheet
 
 if TYPE_CHECKING:
     from .. import manifest
-    from . import loading
+    from . import examples, loading
     from . import train as training
     from .report import report, score_report
     from .run import Run
 else:
-    manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
+    manifest, examples, loading = lazy_modules("manifest", "lab.examples", "lab.loading")
+    (training,) = lazy_modules("lab.train")
     score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 
@@ -43,6 +44,8 @@ class TrainingResult:
     scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
     saved: dict[str, float]  # the held-out scores of the saved model
     about: dict[str, Any]  # sizes of the model and of the data
+    # What the saved model answers, in the columns of the recipe's ANSWERS; earlier versions recorded none.
+    examples: list[list[str]] = field(default_factory=list)
 
     @property
     def is_complete(self) -> bool:
@@ -57,6 +60,8 @@ class TrainingRecipe(Trains):
 
     MANY: ClassVar = True
     MAKES_FILES: ClassVar = True
+    ANSWERS: ClassVar[tuple[str, Sequence[str], str]]
+    """The title, the columns and the note of the table of examples."""
 
     position_options: str | None = None
     """The method's options as a JSON object, such as '{"num_kernels": 3}'; `whereformer positions` lists these too."""
@@ -69,23 +74,23 @@ class TrainingRecipe(Trains):
     it. Default: cache/ in --out."""
     threads: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
     """Threads on the CPU. Default: torch's."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, MayChange] = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
+    report_to: Annotated[Literal["tensorboard", "none"] | None, MayChange] = None
+    """Where to report losses and scores, besides the report. Default: tensorboard, if it is installed."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
         caches = ("cache/text/",) if self.cache is None else ()
-        tracked = ("tensorboard/events/",) if self.tracker == "tensorboard" else ()
+        tracked = ("tensorboard/events/",) if self.reports_to_tensorboard else ()
         return ("model/", "checkpoints/checkpoint-1/", *caches, *tracked)
 
     @property
-    def tracker(self) -> str:
-        """The program to report to, or "none"."""
-        return self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+    def reports_to_tensorboard(self) -> bool:
+        """Whether losses and scores are written for TensorBoard."""
+        return self.report_to != "none" and find_spec("tensorboard") is not None
 
     def check(self) -> None:
-        trackers.check_installed(self.report_to or "none")
+        if self.report_to == "tensorboard" and not self.reports_to_tensorboard:
+            raise InputError("report_to", "tensorboard is not installed; try `pip install tensorboard`")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
@@ -112,7 +117,9 @@ class TrainingRecipe(Trains):
             )[()]
         title, sentences = self.headline(prepared, result)
         last = {} if result.saved == result.scores[-1][1] else {"saved": result.saved}
-        sections = [*score_report.build_sections(result.losses, result.scores, last), replace(plan, folded=True)]
+        title_of, columns, note = self.ANSWERS
+        sections = score_report.build_sections(result.losses, result.scores, last)
+        sections += [*examples.build_sheet(title_of, columns, result.examples, note), replace(plan, folded=True)]
         return report.Report(title, sentences, sections, asdict(result))
 
     def prepare(self, run: Run, cache: Path) -> Any:
@@ -147,7 +154,8 @@ class TrainingRecipe(Trains):
         There are ``interval`` steps between checkpoints, each with a score. ``facts`` is JSON that identifies the
         training. Other arguments are as in :func:`.train.train` and :class:`.train.Checkpoints`.
         """
-        with trackers.open_tracker(self.tracker, self.out, run.log) as log_metrics:
+        folder = self.out / "tensorboard" if self.reports_to_tensorboard else None
+        with trackers.open_tensorboard(folder) as log_metrics:
 
             def score_and_log(step: int) -> dict[str, float]:
                 scores = score(step)

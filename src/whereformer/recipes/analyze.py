@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from .. import positions
     from ..analysis import findings, fit, position_scores, toeplitz
+    from ..data import read
     from ..lab import loading
     from ..lab.report.report import Report
     from ..lab.run import Run
@@ -25,12 +26,14 @@ else:
     torch = LazyModule("torch")
     findings, fit, head_report = lazy_modules("analysis.findings", "analysis.fit", "recipes.head_report")
     position_scores, toeplitz = lazy_modules("analysis.position_scores", "analysis.toeplitz")
-    positions, loading = lazy_modules("positions", "lab.loading")
+    positions, loading, read = lazy_modules("positions", "lab.loading", "data.read")
 
 FINDINGS = "findings.json"
 """The file of the numbers, in a run's folder."""
 MAX_POSITIONS = 512
 """The most positions that are analyzed by default."""
+MAX_TOKENS = 48
+"""The most tokens of the sentence that the report shows."""
 EVEN = 1e-4
 """A head counts as a pure curve if its scores differ from the curve by at most this share of its range, which is about
 what rounding in float32 causes."""
@@ -59,6 +62,11 @@ class Analyze(Recipe):
     """Number of positions to analyze. Default: all positions of the model, at most 512."""
     max_kernels: Annotated[int, Range(1, 16), MayChange] = 5
     """Largest number of TISA kernels to fit to each head's curve, from 1 up."""
+    text: Annotated[str, MayChange] = "The keys to the old cabinet are on the table next to the window."
+    """A sentence. In the report, one points at a token of it and sees where position makes each head look."""
+    scores: Annotated[Path | None, MayChange] = None
+    """A table (.csv) with the columns model and score, to draw the models' scores over their Toeplitzness, as in the
+    TISA paper's Figure 2. A model is named by its folder or id, or by the last part of it."""
     out: Annotated[Path, MayChange] = Path("runs/analyze")
     """Folder for the results."""
 
@@ -76,13 +84,39 @@ class Analyze(Recipe):
         names = short if len(set(short)) == len(short) else self.model
         for path in self.model:
             loading.check_exists(path)  # before work on other models begins
+        scores = self.read_scores()
         for path, name in zip(self.model, names, strict=True):
             run.log(f"analyzing {name}")
             with torch.no_grad():
-                models.append(analyze_model(path, name, self, run.device))
+                model = analyze_model(path, name, self, run.device)
+            models.append(replace(model, score=scores.get(path, scores.get(Path(path).name))))
         content = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(content, allow_nan=False, indent=1) + "\n")
         return head_report.build_report(models)
+
+    def read_scores(self) -> dict[str, float]:
+        """Return the models' scores by their names in the table; an InputError if a model has none."""
+        if self.scores is None:
+            return {}
+        scores: dict[str, float] = {}
+        for name, score in read.Table("scores", self.scores).rows(("model", "score")):
+            try:
+                scores[str(name)] = float(score)
+            except (TypeError, ValueError):
+                raise InputError("scores", f"expected a number for {name}, got {score!r}") from None
+        if missing := [path for path in self.model if not {path, Path(path).name} & scores.keys()]:
+            raise InputError("scores", f"{self.scores} has no score for {missing[0]}; it has {', '.join(scores)}")
+        return scores
+
+
+def split_text(path: str, text: str) -> list[str]:
+    """Return the tokens of a text by the tokenizer that was saved with a model; its words if there is none."""
+    try:
+        tokenizer = loading.load_tokenizer(path, None)
+    except InputError:
+        return text.split()
+    words: list[str] = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
+    return words
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:
@@ -106,6 +140,7 @@ def analyze_model(path: str, name: str, options: Analyze, device: str) -> findin
         num_layers=len(encoder.passes),
         table=None if vectors is None else _analyze_table(vectors.cpu()),
         heads=tuple(heads),
+        tokens=tuple(split_text(path, options.text)[: min(length, MAX_TOKENS)]),
     )
 
 

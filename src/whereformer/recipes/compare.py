@@ -263,7 +263,12 @@ class Compare(ManyRuns):
             run.log(f"{self.minutes:g} minutes: {steps:,} steps for each method")
             recipe = replace(self, minutes=None, steps=steps)
         run.record_hash("text", text.fingerprint)
-        return recipe.compare(run, data)
+        result = recipe.compare(run, data)
+        if self.minutes is None or not result.advice:
+            return result
+        purpose, _, duration = result.advice.partition(" (")
+        answer = f"{self.minutes:g} minutes were not enough {purpose.lower()}; that takes {duration.rstrip(')')}."
+        return replace(result, sentences=[*result.sentences, answer])
 
     def compare(self, run: Run, data: EncodedData) -> report.Report:
         """Search the learning rate of each method, train it with every seed, and return the report."""
@@ -292,9 +297,18 @@ class Compare(ManyRuns):
             kind=comparison_report.ComparisonResult,
             steps=self.steps,
             problem=partial(self.find_problem, num_labels=data.held_out.count_labels()),
+            on_result=lambda done: self.say_so_far(run, data, done),
         )
         seconds = run.sum_seconds("search", searches) + run.sum_seconds("train", outcomes)
         return self.report(data, outcomes, rates, seeds, searches, seconds / min(run.jobs, len(self.positions)))
+
+    def say_so_far(self, run: Run, data: EncodedData, outcomes: Mapping[tuple[int, str], ComparisonResult]) -> None:
+        """Log the advice that the models trained so far support."""
+        runs = group_runs(outcomes)
+        if len(runs) > 1:
+            ranking = rankings.rank(runs, None if self.causal else encoders.BASELINE, self.steps)
+            advice = rankings.headline(ranking, encoders.BASELINE, data.guessing, self.steps)
+            run.log(f"If you stopped now ({join_words([*runs])} are done): {advice}")
 
     def read(self, run: Run, text: corpus.TextSource) -> EncodedData:
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
@@ -415,11 +429,11 @@ class Compare(ManyRuns):
             run.log(f"{label}: {error.reason}")
             return comparison_report.ComparisonResult(rate, [], [], [], 0, None, error.reason)
         model.eval()
-        token_losses: list[Any] = []
+        at_tokens: list[Any] = []
 
         def evaluate(length: int) -> Any:
             score = scoring.lm_score(model, held_out.windows(length, TOKENS))
-            token_losses.append(score.losses)
+            at_tokens.append(score)
             is_finite = math.isfinite(score.loss)
             return [score.loss, score.accuracy] if is_finite else "the loss is not finite (NaN or inf) at this length"
 
@@ -434,9 +448,10 @@ class Compare(ManyRuns):
             losses=[round(loss, 4) for loss in progress.losses],
             scores=scores,
             # Losses by window, to distinguish a real difference between two methods from chance in the held-out text.
-            windows=[round(float(part.mean()), 4) for part in token_losses[0].split(comparison_report.WINDOW)],
+            windows=[round(float(part.mean()), 4) for part in at_tokens[0].losses.split(comparison_report.WINDOW)],
             parameters=methods.count_parameters(model)["positional_parameters"],
             flops=self.flops(config),
+            answers=at_tokens[0].answers[: comparison_report.MAX_ANSWERS].tolist(),
         )
 
     def flops(self, config: models.EncoderConfig) -> int | None:
@@ -527,10 +542,8 @@ class Compare(ManyRuns):
             for (seed, name), outcome in outcomes.items()
             if outcome.failed
         }
-        runs: dict[str, dict[int, ComparisonResult]] = {name: {} for name in self.positions if name not in failed}
-        for (seed, name), outcome in outcomes.items():
-            if name in runs:
-                runs[name][seed] = outcome
+        by_name = group_runs(outcomes)
+        runs = {name: by_name[name] for name in self.positions if name in by_name and name not in failed}
         problem = "; ".join(failed.values())
         if not runs:
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)
@@ -551,6 +564,9 @@ class Compare(ManyRuns):
             ),
             *comparison_report.build_figures(ranking, runs, lengths=self.eval_lengths, guessing=data.guessing),
         ]
+        sections += comparison_report.build_examples(
+            *(runs, encoders.BASELINE, data.held_out, data.tokenizer), causal=self.causal
+        )
         if searches:
             rows = [(name, f"{search.steps:,}", self.format_losses(search)) for (name,), search in searches.items()]
             columns = [Column("position"), Column("steps"), Column("losses by learning rate", left=True)]
@@ -574,6 +590,15 @@ class Compare(ManyRuns):
             out=self.out.with_name(name + f"-{advised.seeds}-seeds" * (advised.seeds > 1)),
         )
         return replace(result, advice=f"{advised.purpose} (about {duration})", next_command=command)
+
+
+def group_runs(outcomes: Mapping[tuple[int, str], ComparisonResult]) -> dict[str, dict[int, ComparisonResult]]:
+    """Return the outcomes that did not fail, by method and seed."""
+    runs: dict[str, dict[int, ComparisonResult]] = {}
+    for (seed, name), outcome in outcomes.items():
+        if not outcome.failed:
+            runs.setdefault(name, {})[seed] = outcome
+    return runs
 
 
 def first_trial_steps(steps: int) -> int:
@@ -601,7 +626,7 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, ComparisonResult]]]
     recipe = Compare(out=folder, **{name: value for name, value in options.items() if name in known})
     if recipe.minutes is not None and (planned := records.get('["fitting_steps"]')) is not None:
         recipe = replace(recipe, minutes=None, steps=planned["value"])
-    runs: dict[str, dict[int, ComparisonResult]] = {}
+    outcomes: dict[tuple[int, str], ComparisonResult] = {}
     for name, record in records.items():
         task, *key = json.loads(name)
         if task != "train":
@@ -612,7 +637,5 @@ def load(folder: Path) -> tuple[Compare, dict[str, dict[int, ComparisonResult]]]
         ):
             reason = f"{path} has a value of another type for {name}"
             raise InputError("out", f"{reason}; run the same whereformer compare again")
-        outcome = comparison_report.ComparisonResult(**record["value"])
-        if not outcome.failed:
-            runs.setdefault(key[1], {})[key[0]] = outcome
-    return recipe, runs
+        outcomes[key[0], key[1]] = comparison_report.ComparisonResult(**record["value"])
+    return recipe, group_runs(outcomes)

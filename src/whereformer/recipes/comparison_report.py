@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
 
 from ..analysis.ranking import Ranking
+from ..data.windows import IGNORED
+from ..lab import examples
 from ..lab.report import score_report
 from ..lab.report.report import Figure
 from ..lab.sheet import DASH, Cell, Column, Sheet
 
+if TYPE_CHECKING:
+    from ..analysis.held_out import HeldOut
+
 WINDOW = 64
 """Labels in a mean held-out loss."""
+MAX_ANSWERS = 2000
+"""Labels whose answers are kept, for examples."""
+APART = 6
+"""Labels between two examples, so that they are of different sentences."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,8 @@ class ComparisonResult:
     # count them.
     flops: int | None
     failed: str = ""  # why the training failed; "" if it did not
+    # The ids that the model answers for the first labels, at the training length; earlier versions recorded none.
+    answers: list[int] = field(default_factory=list)
 
     @property
     def loss(self) -> float:
@@ -51,9 +62,9 @@ def build_table(
         Column("position", left=True),
         *(Column("loss", f"@{length}") for length in lengths),
         Column("accuracy"),
-        Column("rate"),
-        Column("GFLOPs", "a step"),
-        Column("params"),
+        Column("rate", optional=True),
+        Column("GFLOPs", "a step", optional=True),
+        Column("params", optional=True),
     ]
     rows = []
     for row in ranking.rows:
@@ -66,7 +77,7 @@ def build_table(
             *(loss_cell([result.scores[index] for result in results]) for index in range(len(lengths))),
             Cell.of_seeds([result.scores[0][1] for result in results], "{:.1%}".format, None),
             Cell(f"{first.rate:.2g}", order=first.rate),
-            Cell(DASH) if first.flops is None else Cell(f"{first.flops / 1e9:.2f}", order=first.flops),
+            Cell(DASH) if first.flops is None else Cell(f"{first.flops / 1e9:.2f}", order=first.flops / 1e9),
             Cell(f"{first.parameters:,}", order=first.parameters),
         ]
         rows.append(cells)
@@ -83,7 +94,7 @@ def build_table(
     title = f"Held-out {goal}-LM loss, trained on {lengths[0]} tokens at a time (lower is better)"
     best = [number for number, row in enumerate(ranking.rows) if row.rank == 1]
     looks_of = dict.fromkeys(best, "best") if len(best) < len(ranking.ranked) else {}
-    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, sortable=True, looks=looks_of)
+    return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, looks=looks_of)
 
 
 def build_figures(
@@ -113,6 +124,50 @@ def build_figures(
         score_report.paint_over_length(ranges),
         f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
     )
+
+
+def build_examples(
+    runs: Mapping[str, Mapping[int, ComparisonResult]],
+    baseline: str,
+    held_out: HeldOut,
+    tokenizer: Any,
+    *,
+    causal: bool,
+) -> list[Sheet]:
+    """Return a table of words of held-out text that methods fill in, by the models of the first seed.
+
+    First come words that the baseline, the method without positions, does not know, by how many methods do, and then
+    words on which the methods differ most.
+    """
+    answers_of = {name: models[min(models)].answers for name, models in runs.items()}
+    limit = min(map(len, answers_of.values()))
+    if not limit:
+        return []
+    inputs, labels = held_out.inputs, held_out.labels
+    targets = labels[labels != IGNORED].tolist()
+    words = examples.find_words(tokenizer, labels, limit)
+    methods = [name for name in answers_of if name != baseline]
+    right = {word: sum(answers_of[name][word] == targets[word] for name in methods) for word in words}
+    learned = [
+        word for word in words if baseline in answers_of and answers_of[baseline][word] != targets[word] and right[word]
+    ]
+    differing = [word for word in words if 0 < right[word] < len(methods)]
+    chosen: list[int] = []
+    for candidates, enough in (
+        (sorted(learned, key=lambda word: -right[word]), examples.MAX_ROWS * 3 // 5),
+        (sorted(differing, key=lambda word: abs(2 * right[word] - len(methods))), examples.MAX_ROWS),
+    ):
+        for word in candidates:
+            if len(chosen) < enough and all(abs(word - earlier) > APART for earlier in chosen):
+                chosen.append(word)
+    rows = []
+    for word in chosen:
+        ids = [targets[word], *(answers[word] for answers in answers_of.values())]
+        answer, *by_name = (tokenizer.decode([token]).strip() for token in ids)
+        text = examples.blank_out(tokenizer, inputs, labels, word, causal=causal)
+        rows.append(examples.compare_answers(text, answer, dict(zip(answers_of, by_name, strict=True))))
+    note = f"Held-out text with a word left out ({examples.BLANK}), the first seed's models, and what each answers."
+    return examples.build_sheet("What does it get right?", examples.MODEL_ANSWERS, rows, note)
 
 
 def loss_cell(scores: Sequence[Any]) -> Cell:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 import shutil
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -24,22 +24,24 @@ if TYPE_CHECKING:
     from .. import manifest
     from ..analysis import verdicts
     from ..data import corpus, tokenizers
-    from ..lab import loading
+    from ..lab import examples, loading
     from ..lab import sentence_encoders as encoders
     from ..lab import train as training
     from ..lab.report import report, score_report
     from ..lab.run import Run
+    from ..models import Encoder
 else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
     loading, encoders, training = lazy_modules("lab.loading", "lab.sentence_encoders", "lab.train")
-    (verdicts,) = lazy_modules("analysis.verdicts")
+    verdicts, examples = lazy_modules("analysis.verdicts", "lab.examples")
     score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
 
 MIN_DOCUMENTS = 32  # so that two are held out, and a step has several
 HELD_OUT_EVERY, MAX_HELD_OUT = 16, 24  # one document in 16 is held out for the evaluation, but at most 24
 NUM_EVALS = 4  # how often a model is evaluated in a training, besides before it
 MAX_CHARACTERS = 12  # of a token on average; the rest of a document is not read
+BEGINNING = 40  # tokens of a document in an example
 SHORT, CHUNKS, FOUND = "like the original", "like its chunks", "passages found"
 READING = (
     f"{SHORT}: the mean cosine with the original's vectors of texts that it can read. {CHUNKS}: the mean cosine of "
@@ -60,17 +62,20 @@ class ExtendResult:
     curve: Annotated[list[Any], list[tuple[float, float, float, float]]]
     chunks_found: float  # the share of passages that the mean of the original's vectors of chunks finds
     losses: list[float]  # the training loss of each step
+    # Passages with the documents that they are from and find, as in `Evaluator.examples`; earlier versions lack them.
+    examples: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Extend(Recipe):
     """Teach a pretrained sentence encoder to read longer texts, in a few minutes of training.
 
-    The position embeddings are repeated until there are --length of them, and each token attends to tokens near it.
-    Then the model learns from the original. On texts that are short enough for the original, its outputs should be the
-    same. On longer texts, its vector should be close to the mean of the original's vectors of the parts, and closer to
-    the vectors of the text's passages than to vectors of other passages. The position embeddings are trained first,
-    then all weights with a small learning rate.
+    Position embeddings are repeated until there are --length of them, relative positions stay as they are, and each
+    token attends to tokens near it. Then the model learns from the original. On texts that are short enough for the
+    original, its outputs should be the same. On longer texts, its vector should be close to the mean of the original's
+    vectors of the parts, and closer to the vectors of the text's passages than to vectors of other passages. Position
+    embeddings are trained first, then all weights with a small learning rate. A prompt for documents, such as
+    "passage: ", comes before every text.
 
     Writes model/, which sentence-transformers loads, report.html and records.jsonl. A run that was interrupted
     continues from its last checkpoint. With --steps 0 nothing is trained.
@@ -82,8 +87,8 @@ class Extend(Recipe):
     MAKES_FILES = True
 
     model: str
-    """The folder of a sentence-transformers model, or of a transformers encoder with position embeddings (BERT,
-    RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
+    """The folder of a sentence-transformers model, or of a transformers encoder, whose token states are averaged into
+    one vector: BERT, RoBERTa, XLM-RoBERTa, MPNet, ALBERT, DistilBERT, ELECTRA, ModernBERT or DeBERTa."""
     length: Annotated[int, Range(16, 2**16)] = 1024
     """The most tokens that the new model can read."""
     steps: Annotated[int, Range(0, MAX_COUNT)] = 80
@@ -112,7 +117,7 @@ class Extend(Recipe):
         windows = self.windows(teacher)
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         run.record_hash("text", digest, "data")
-        run.record_hash("model", loading.fingerprint(self.model, teacher.pooling, teacher.limit), "model")
+        run.record_hash("model", loading.fingerprint(self.model, teacher.settings, teacher.limit), "model")
         run.log(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.describe_source(self.data)}")
         about = {**self.recorded_options(), "text": digest}
         model = run.folder / "model"
@@ -130,13 +135,11 @@ class Extend(Recipe):
             problem=problem,
         )[()]
         shutil.rmtree(run.folder / "checkpoints", ignore_errors=True)
-        written = self.report(result)
-        usage = f'After "import whereformer.models", load the model with SentenceTransformer("{model}").'
-        return replace(written, sentences=[*written.sentences, usage])
+        return self.report(result)
 
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
-        """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
-        body, rows = self.length - 2, []
+        """Return the beginnings of documents that are long enough, (documents, length - teacher.extra) token ids."""
+        body, rows = self.length - teacher.extra, []
         for document in corpus.TextSource(self.data, self.column).documents():
             text = ""
             for part in document:
@@ -179,7 +182,7 @@ class Extend(Recipe):
         try:
             progress = training.train(
                 distillation_loss(teacher, student, negatives),
-                lambda step: draw_batch(train_windows, teacher.limit, self.seed, step),
+                lambda step: draw_batch(train_windows, teacher.room, self.seed, step),
                 training.Training(
                     steps=self.steps,
                     rate=RATE,
@@ -206,12 +209,13 @@ class Extend(Recipe):
         with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
             encoders.save_encoder(student, Path(self.model), partial)
             manifest.write(partial, about)
-        return ExtendResult(*counts, teacher.limit, curve, chunks_found, progress.losses)
+        rows = evaluator.examples(student)
+        return ExtendResult(*counts, teacher.limit, curve, chunks_found, progress.losses, rows)
 
     def report(self, result: ExtendResult) -> report.Report:
         """Return the report: how good the model is, and how it improved during training."""
         _, last_short, _, last_found = result.curve[-1]
-        columns: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
+        heads: list[Column | str] = ["step", *(Column(name, "cosine") for name in (SHORT, CHUNKS)), FOUND]
         rows = [
             (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{passages:.1%}")
             for step, short, chunks, passages in result.curve
@@ -227,8 +231,11 @@ class Extend(Recipe):
             *filter(None, [verdicts.warn_of_few_documents(documents, HELD_OUT_EVERY)]),
             f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
             f"{corpus.describe_source(self.data)}.",
+            f'After "import whereformer.models", load the model with SentenceTransformer("{self.out / "model"}").',
         ]
-        sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", columns, rows, notes=(READING,))]
+        sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", heads, rows, notes=(READING,))]
+        columns = ["", "passage", "its document begins", "the document found begins"]
+        sections += examples.build_sheet("What does it find?", columns, result.examples)
         if result.losses:
             paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
             sections.append(report.Figure("Loss over the steps of training", paint))
@@ -255,10 +262,10 @@ POSITIONS_ONLY = 0.15  # the share of steps that train only the position embeddi
 POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embeddings and of all other weights
 
 
-def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
+def draw_batch(windows: Tensor, chunk: int, seed: int, step: int) -> dict[str, Tensor]:
     """Draw the batch of a step from ``windows``, (rows, n) token ids without special ones; a row is a document.
 
-    ``limit`` is the number of tokens that the teacher reads, special ones included.
+    ``chunk`` is the number of such tokens that the teacher reads.
 
     Returns:
         ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;
@@ -266,7 +273,7 @@ def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, T
     """
     draw = random.Random(f"{seed}/{step}")
     rows = draw.sample(range(len(windows)), min(DOCUMENTS, len(windows)))
-    max_length, chunk = windows.shape[1], limit - 2
+    max_length = windows.shape[1]
     length = max_length if draw.random() < 0.5 else draw.randint(min(max_length, chunk + chunk // 2), max_length)
     long = windows[rows, :length]
     tokens = draw.choice([chunk, *(shorter for shorter in SHORTER if shorter < chunk)])
@@ -294,7 +301,7 @@ def build_negatives(teacher: encoders.SentenceEncoder, windows: Tensor, seed: in
     """
     draw = random.Random(f"{seed}/bank")
     rows = draw.sample(range(len(windows)), min(NEGATIVES, len(windows)))
-    tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
+    tokens = min(teacher.room, sum(PASSAGE_TOKENS) // 2)
     vectors = _vectors(teacher, torch.stack([_part(draw, windows[row], tokens) for row in rows]))
     return torch.tensor(rows, device=vectors.device), vectors
 
@@ -322,13 +329,21 @@ def distillation_loss(
             is_positive = (negative_rows[:, None] == rows).any(1)
             parts = {
                 "states": (1 - functional.cosine_similarity(states, target_states, dim=-1)).mean(),
-                "vectors": (1 - (student.pool(states) * teacher.pool(target_states)).sum(-1)).mean(),
+                "vectors": distance(student.pool(states), teacher.pool(target_states)).mean(),
                 "chunks": (1 - (documents * chunks).sum(-1)).mean(),
                 "passages": contrast(documents, passage_vectors, negative_vectors, is_positive),
             }
             return SimpleNamespace(loss=torch.stack([WEIGHTS[name] * part for name, part in parts.items()]).sum())
 
     return DistillationLoss()
+
+
+def distance(vectors: Tensor, targets: Tensor) -> Tensor:
+    """Return half the squared distance of vectors, (..., hidden_size), in units of the targets' length.
+
+    For vectors of length 1, this is 1 - their cosine. Where a model does not normalize, lengths are learned, too.
+    """
+    return (vectors - targets).square().sum(-1) / (2 * targets.square().sum(-1))
 
 
 def contrast(documents: Tensor, passages: Tensor, negatives: Tensor, is_positive: Tensor) -> Tensor:
@@ -353,19 +368,20 @@ def contrast(documents: Tensor, passages: Tensor, negatives: Tensor, is_positive
 
 def chunk_means(teacher: encoders.SentenceEncoder, long: Tensor, tokens: int) -> Tensor:
     """Return the mean vector, (rows, hidden_size), of a window's chunks with ``tokens`` tokens; windows: (rows, n)."""
-    chunks = long.split(min(tokens, teacher.limit - 2), dim=1)
+    chunks = long.split(min(tokens, teacher.room), dim=1)
     with torch.no_grad():
         total = torch.stack([teacher.vectors(chunk) * chunk.shape[1] for chunk in chunks]).sum(0)
     return functional.normalize(total, dim=-1)
 
 
-def build_optimizer(student: nn.Module, steps: int) -> Any:
-    """Return the optimizer, with the position embeddings first, and its schedule."""
-    table = encoders.find_position_table(student).weight
-    rest = [weight for weight in student.parameters() if weight is not table]
-    groups = [{"params": [table], "lr": POSITION_RATE}, {"params": rest, "lr": RATE}]
+def build_optimizer(student: Encoder, steps: int) -> Any:
+    """Return the optimizer, with position embeddings first, and its schedule."""
+    table = encoders.find_position_table(student)
+    positions = [] if table is None else [table.weight]
+    rest = [weight for weight in student.parameters() if not any(weight is position for position in positions)]
+    groups = [{"params": positions, "lr": POSITION_RATE}, {"params": rest, "lr": RATE}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    first_step, warmup = int(POSITIONS_ONLY * steps), max(1, steps // 10)
+    first_step, warmup = int(POSITIONS_ONLY * steps) if positions else 0, max(1, steps // 10)
 
     def decay(step: int) -> float:
         return max(0.02, 1 - step / max(1, steps))
@@ -387,8 +403,9 @@ class Evaluator:
     """
 
     def __init__(self, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> None:
-        passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
-        self.documents, self.short = documents, documents[:, : teacher.limit - 2]
+        passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.room)
+        self.passage_ids, self.tokenizer = passages, teacher.tokenizer
+        self.documents, self.short = documents, documents[:, : teacher.room]
         self.short_vectors, self.passages = _vectors(teacher, self.short), _vectors(teacher, passages)
         self.chunks = chunk_means(teacher, documents, teacher.limit)
 
@@ -406,8 +423,24 @@ class Evaluator:
 
     def retrieval_accuracy(self, documents: Tensor) -> float:
         """Return the share of passages to which their own document's vector, (documents, hidden_size), is nearest."""
+        owner, nearest = self.find(documents)
+        return float((nearest == owner).float().mean())
+
+    def find(self, documents: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the document of each passage, (passages,), and the one whose vector is nearest to its own."""
         owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)
-        return float(((self.passages @ documents.T).argmax(1) == owner).float().mean())
+        return owner, (self.passages @ documents.T).argmax(1)
+
+    def examples(self, student: encoders.SentenceEncoder) -> list[list[str]]:
+        """Return the first passage that finds its document, and the first that does not, with both documents."""
+        owner, nearest = self.find(_vectors(student, self.documents))
+        rows = []
+        for word, is_found in (("found", True), ("missed", False)):
+            for passage in ((owner == nearest) == is_found).nonzero().flatten().tolist()[:1]:
+                beginnings = (self.documents[int(documents[passage]), :BEGINNING] for documents in (owner, nearest))
+                ids = [self.passage_ids[passage], *beginnings]
+                rows.append([word, *(examples.decode(self.tokenizer, part) for part in ids)])
+        return rows
 
 
 def _vectors(encoder: encoders.SentenceEncoder, rows: Tensor) -> Tensor:

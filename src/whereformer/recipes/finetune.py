@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean, median
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .. import positions
     from ..analysis import metrics, verdicts
     from ..data import batches, glue, labeled
-    from ..lab import loading
+    from ..lab import examples, loading
     from ..lab import train as training
     from ..lab.report import report, score_report
     from ..lab.run import Run
@@ -31,10 +31,13 @@ else:
     metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
     positions, batches = lazy_modules("positions", "data.batches")
     glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
+    (examples,) = lazy_modules("lab.examples")
     training, score_report, report = lazy_modules("lab.train", "lab.report.score_report", "lab.report.report")
 
 OWN = "own"  # the name of the model's own positions, as it was pretrained
 BASELINE = "baseline"
+MAX_ANSWERS = 1000
+"""Rows whose answers are kept, for examples."""
 EXPLANATION = (
     "Gain is the largest gain over the baseline, in points. Error reduction is that gain divided by the baseline's "
     "distance from 100. * means that every seed is better than every seed of the baseline; other gains may be chance."
@@ -84,6 +87,8 @@ class FinetuneResult:
 
     scores: dict[str, dict[str, float]]  # the scores by split and metric, at most 1
     losses: list[tuple[int, float]]  # steps with the training loss, a moving average
+    # The classes of the first rows of the first split; none for numbers, and earlier versions recorded none.
+    answers: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class Prepared:
     hashes: dict[str, str]  # for each task, a hash of the pretrained weights and the rows
     # For each model, the number of all parameters, of positional ones, and of those not in the checkpoint.
     sizes: dict[str, tuple[int, int, int]]
+    tokenizer: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +224,7 @@ class Finetune(ManyRuns, Trains):
                 hashes = {name: labeled.fingerprint_rows(rows.splits.values(), weights) for name, rows in tasks.items()}
             labeled.check_lengths(model, [split for task in tasks.values() for split in task.splits.values()])
             sizes[variant.name] = loading.count_parameters_by_origin(model)
-        return Prepared(tasks, hashes, sizes)
+        return Prepared(tasks, hashes, sizes, tokenizer)
 
     def run(self, run: Run) -> report.Report:
         if self.dry_run:
@@ -268,16 +274,18 @@ class Finetune(ManyRuns, Trains):
             return rows.train.collate(row_numbers(step))
 
         progress = training.train(model, batch, plan, device=run.device, on_log=run.advance)
-        scores = {}
+        scores, answers = {}, list[int]()
         for split_name, split in rows.eval_splits.items():
             logits = self.predict(model, split)
             if not logits.isfinite().all():
                 problem = f"{name} predicts values that are not finite (NaN or inf); try a lower one"
                 raise InputError("learning_rate", problem)
+            if classes is not None:
+                answers = answers or logits.argmax(-1)[:MAX_ANSWERS].tolist()
             scores[split_name] = metrics.score(rows.task.metrics, split.labels, logits.numpy())
         words = [f"{split} {metric} {100 * value:.1f}".strip() for split, metric, value in iter_scores(scores)]
         run.log(f"{task}, {name}, seed {seed}: {', '.join(words)}")
-        return FinetuneResult(scores, score_report.smooth(progress.losses))
+        return FinetuneResult(scores, score_report.smooth(progress.losses), answers)
 
     def predict(self, model: Any, split: labeled.Rows) -> Any:
         """Return the logits of all rows, (rows, classes)."""
@@ -336,10 +344,27 @@ class Finetune(ManyRuns, Trains):
         tasks = self.prepared.tasks
         if len(self.settings) > 1:
             sheets.append(ranking(results, list(tasks), list(self.variants), seeds))
+        for task in tasks:
+            sheets += self.build_examples(task, results, seeds[0])
         notes = [f"{name}: {note}" for name, task in tasks.items() for note in self.caveats(task)]
         sheets.append(replace(self.plan(), title="Rows and models", folded=True))
         sentences = [verdicts.choose_method(labeled_gains, len(seeds)), *notes]
         return report.Report(f"What does position add to {self.model}?", sentences, sheets, results)
+
+    def build_examples(
+        self, task: str, results: Mapping[tuple[str, str, int], FinetuneResult], seed: int
+    ) -> list[Sheet]:
+        """Return a table of a task's inputs whose answer depends on the model, by the models of one seed."""
+        answers_of = {name: results[task, name, seed].answers for name in self.variants}
+        data, rows = self.prepared.tasks[task], list[list[str]]()
+        split, classes = next(iter(data.eval_splits.values())), data.task.classes or ()
+        for number, answers in enumerate(zip(*answers_of.values(), strict=False)):
+            if len(set(answers)) > 1 and len(rows) < examples.MAX_ROWS:
+                text = examples.decode(self.prepared.tokenizer, torch.tensor(split.rows[number][0]))
+                classes_of = {name: classes[answer] for name, answer in zip(answers_of, answers, strict=True)}
+                rows.append(examples.compare_answers(text, classes[int(split.labels[number])], classes_of))
+        title = f"Inputs of {task} whose answer changes"
+        return examples.build_sheet(title, examples.MODEL_ANSWERS, rows, f"Of seed {seed}, the first such inputs.")
 
 
 # Tables.
@@ -361,7 +386,7 @@ def table(
         if gain is not None:
             last = [signed(gain.points, "*" if gain.is_clear else ""), signed(gain.error_reduction, "%")]
         rows.append([task, metric, *(score_cell(values, best) for values in models), *last])
-    return Sheet.of(f"{position}: scores in percent", columns, rows, sortable=True)
+    return Sheet.of(f"{position}: scores in percent", columns, rows)
 
 
 def ranking(
@@ -381,7 +406,7 @@ def ranking(
     order = sorted(names, key=lambda name: -median(columns[name][-1]))
     rows: list[list[Cell | str]] = [[name, *map(score_cell, columns[name])] for name in order]
     note = "A task's score is the mean of its scores. Models whose ranges overlap may differ by chance."
-    return Sheet.of("All models, the best first", ["model", *tasks, "mean"], rows, notes=(note,), sortable=True)
+    return Sheet.of("All models, the best first", ["model", *tasks, "mean"], rows, notes=(note,))
 
 
 def score_cell(values: Sequence[float], best: float | None = None) -> Cell:

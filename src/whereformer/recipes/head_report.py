@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import correlation
+from typing import Any
 
 import numpy as np
+import torch
 from matplotlib import colormaps, rcParams
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Canvas
@@ -16,10 +19,9 @@ from torch.nn.functional import avg_pool2d
 
 from ..analysis import verdicts
 from ..analysis.findings import BLIND, NEAR, POSITION_BLIND, HeadFindings, ModelFindings, TableFindings
-from ..analysis.fit import TisaFit
 from ..errors import join_words
 from ..lab.report.report import Figure, Report
-from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, plain, signed
+from ..lab.sheet import DASH, Cell, Column, Sheet, decimals, plain
 
 BLUE_TO_ORANGE = LinearSegmentedColormap.from_list(
     "blue to orange", ("#00294a", "#0072b2", "#7fbfe3", "#f7f7f7", "#f2b077", "#d55e00", "#5c2400")
@@ -51,6 +53,20 @@ PANEL = 92
 def build_report(models: Sequence[ModelFindings]) -> Report:
     """Return the report on models, at least one. Equal findings give identical reports."""
     sentences, parts = [write_verdict(models)], list[Sheet | Figure]([build_models_sheet(models)])
+    of, shares = choose_toeplitzness(models)
+    scored = {
+        model.name: (shares[model.name], model.score)
+        for model in models
+        if model.score is not None and model.name in shares
+    }
+    if len(scored) > 1:
+        parts.append(draw_scores(of, scored))
+        pairs = [*zip(*scored.values(), strict=True)]
+        if len(scored) > 2 and min(len(set(values)) for values in pairs) > 1:
+            sentences.append(
+                f"Scores and the Toeplitzness of the {of} of {len(scored)} models have a correlation of "
+                f"{correlation(*pairs):.2f}."
+            )
     for model in models:
         prefix = f"{model.name}: " if len(models) > 1 else ""
         parts += _parts(model, prefix)
@@ -60,7 +76,8 @@ def build_report(models: Sequence[ModelFindings]) -> Report:
     parts.append(Sheet.of("How this is measured", [column], rows, name_column=-1, folded=True))
     title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
-    return Report(title, sentences, parts, values, numbers="findings.json")
+    methods = [model.position for model in models]
+    return Report(title, sentences, parts, values, numbers="findings.json", methods=methods)
 
 
 def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
@@ -78,6 +95,7 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
     if model.heads:
         parts.append(draw_heads(f"{prefix}What position adds, head by head", model, folded=folded))
         parts.append(build_heads_sheet(model, folded=folded or len(model.heads) > MAX_OPEN_HEADS))
+        parts.append(build_kernels_sheet(model))
     return parts
 
 
@@ -85,7 +103,9 @@ def build_models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     """Return a table with a row for each model."""
     position, heads = (Column(name, left=True, wraps=True) for name in ("position", "heads"))
     toeplitz = (Column("Toeplitz", of) for of in ("of P", "of heads"))
-    columns = [Column("model", wraps=True), position, Column("length"), *toeplitz, heads]
+    has_scores = any(model.score is not None for model in models)
+    scores = [Column("score")] if has_scores else []
+    columns = [Column("model", wraps=True), position, Column("length"), *toeplitz, heads, *scores]
     rows: list[list[Cell | str]] = [
         [
             model.name,
@@ -94,14 +114,15 @@ def build_models_sheet(models: Sequence[ModelFindings]) -> Sheet:
             _cell(None if model.table is None else model.table.toeplitzness),
             _cell(model.mean_of_heads),
             Cell(count_kinds(model.heads) or DASH, order=len(model.heads)),
+            *([_cell(model.score, plain)] if has_scores else []),
         ]
         for model in models
     ]
-    return Sheet.of("Position", columns, rows, sortable=True)
+    return Sheet.of("Position", columns, rows)
 
 
 def build_heads_sheet(model: ModelFindings, *, folded: bool) -> Sheet:
-    """Return a table with a row for each head. On a page, a pointer shows its kernels."""
+    """Return a table with a row for each head."""
     max_kernels = len(model.heads[0].fits)
     kernels = [count for count in range(1, max_kernels + 1) if count % 2 or max_kernels < 3]
     rows = []
@@ -113,7 +134,7 @@ def build_heads_sheet(model: ModelFindings, *, folded: bool) -> Sheet:
             head.name,
             _cell(head.toeplitzness),
             _cell(head.range, "{:.2f}".format),
-            *(_cell(float(fit.explained), partial(decimals, style=".0%"), format_kernels(fit)) for fit in fits),
+            *(_cell(float(fit.explained), partial(decimals, style=".0%")) for fit in fits),
         ]
         rows.append(cells)
     columns: list[Column | str] = [
@@ -130,19 +151,55 @@ def build_heads_sheet(model: ModelFindings, *, folded: bool) -> Sheet:
         "scores by position that a curve over offsets explains; S: the share of the curve that this number of TISA "
         "kernels explains.",
     )
-    return Sheet.of(f"Heads of {model.name}", columns, rows, notes=notes, sortable=True, folded=folded)
+    return Sheet.of(f"Heads of {model.name}", columns, rows, notes=notes, folded=folded)
 
 
-def _cell(number: float | None, show: Callable[[float], str] = decimals, title: str = "") -> Cell:
-    return Cell(DASH if number is None else show(number), order=number, title=title)
+def build_kernels_sheet(model: ModelFindings) -> Sheet:
+    """Return a table with the numbers of each head's fits, to copy."""
+    rows: list[list[Cell | str]] = []
+    for head in model.heads:
+        for count, fit in enumerate(head.fits, 1):
+            numbers = (fit.amplitude, fit.sharpness.abs(), fit.center, fit.constant.flatten())
+            lists = [", ".join(f"{number:.6g}" for number in values.tolist()) for values in numbers]
+            rows.append([*(_cell(number, str) for number in (head.layer, head.head, count)), *lists])
+    columns = ["layer", "head", "S", "amplitudes", "sharpness", "centers", "constant"]
+    formula = "A score is constant + the sum of amplitude * exp(-sharpness * (offset - center)^2)."
+    return Sheet.of(f"Kernels of {model.name}, in numbers", columns, rows, notes=(formula,), folded=True)
 
 
-def format_kernels(fit: TisaFit) -> str:
-    """Format the kernels of a fit for people: strongest first."""
-    kernels = zip(fit.amplitude.tolist(), fit.sharpness.tolist(), fit.center.tolist(), strict=True)
-    strongest_first = sorted(kernels, key=lambda kernel: -abs(kernel[0]))
-    rounded = [[float(f"{number:.3g}") for number in kernel] for kernel in strongest_first]
-    return "; ".join(f"{signed(a)} at {signed(c)}, b {plain(abs(b))}" for a, b, c in rounded)
+def draw_scores(of: str, scored: dict[str, tuple[float, float]]) -> Figure:
+    """Return the TISA paper's Figure 2: each model's Toeplitzness and score, both given by the model's name."""
+
+    def paint(canvas: Canvas) -> None:
+        axes = canvas.add_subplot(xlabel=f"Toeplitzness of the {of}", ylabel="score")
+        for name, point in scored.items():
+            axes.plot(*point, "o", color="C0")
+            axes.annotate(name, point, (5, 4), textcoords="offset points", size=9)
+        axes.margins(x=0.25, y=0.15)
+
+    return Figure("Score over Toeplitzness", paint, "Each point is a model.")
+
+
+def build_look(model: ModelFindings) -> dict[str, Any] | None:
+    """Return a sentence and, for each head, what position adds to the score of each pair of its tokens.
+
+    Heads of pooled layers have no score for a pair of tokens.
+    """
+    tokens = model.tokens
+    heads = [head for head in model.heads if len(head.offsets) < 2 or int(head.offsets[1] - head.offsets[0]) == 1]
+    if len(tokens) < 2 or not heads:
+        return None
+    index = torch.arange(len(tokens)) - torch.arange(len(tokens))[:, None] + model.length - 1
+    matrices = [
+        head.curve[index] if head.scores is None else head.scores[: len(tokens), : len(tokens)] for head in heads
+    ]
+    names = [f"layer {head.layer}, head {head.head} ({head.name})" for head in heads]
+    rounded = [[[round(score, 2) for score in row] for row in matrix.tolist()] for matrix in matrices]
+    return {"tokens": [*tokens], "heads": [*zip(names, rounded, strict=True)]}
+
+
+def _cell(number: float | None, show: Callable[[float], str] = decimals) -> Cell:
+    return Cell(DASH if number is None else show(number), order=number)
 
 
 def count_kinds(heads: Sequence[HeadFindings]) -> str:
@@ -263,7 +320,7 @@ def draw_heads(title: str, model: ModelFindings, *, folded: bool) -> Figure:
             for column, head in enumerate(heads):
                 left = 20 + column * (PANEL + 12)
                 label = f"head {head.head}: {head.toeplitzness:.2f}\n{head.name}"
-                axes.text(left, top - 3, label, size=7, va="bottom")
+                axes.text(left, top - 3, label, size=9, va="bottom")
                 curve, middle = head.curve, len(head.curve) // 2
                 if head.scores is None:
                     draw(curve, left, top + PANEL - 4, PANEL - 4)
@@ -277,4 +334,4 @@ def draw_heads(title: str, model: ModelFindings, *, folded: bool) -> Figure:
                 near = curve[max(0, middle - SHOWN_OFFSETS) : middle + SHOWN_OFFSETS + 1]
                 draw(near, left, top + PANEL + PANEL // 2, PANEL // 2)
 
-    return Figure(title, paint, caption, (width, height), folded)
+    return Figure(title, paint, caption, (width, height), folded, build_look(model))

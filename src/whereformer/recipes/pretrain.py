@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..analysis import held_out
     from ..data import corpus, encode, read, tokenizers
     from ..data import windows as text_windows
-    from ..lab import methods
+    from ..lab import examples, methods
     from ..lab import train as training
     from ..lab.report import score_report
     from ..lab.run import Run
@@ -30,6 +30,7 @@ else:
     models, held_out, corpus = lazy_modules("models", "analysis.held_out", "data.corpus")
     encode, read, tokenizers = lazy_modules("data.encode", "data.read", "data.tokenizers")
     text_windows, methods = lazy_modules("data.windows", "lab.methods")
+    (examples,) = lazy_modules("lab.examples")
     training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 
@@ -59,6 +60,11 @@ class Pretrain(TrainingRecipe):
 
     NAME = "pretrain"
     EXAMPLE = "whereformer pretrain --data texts/ --position rope"
+    ANSWERS: ClassVar = (
+        "What does it get right?",
+        ("text", "word", "answer", "is"),
+        "Held-out text with a masked word (____), and the most likely answer; with electra, the generator's.",
+    )
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[str, ...], MayChange] = ()
@@ -269,12 +275,13 @@ class Pretrain(TrainingRecipe):
             *(run, model, prepared.windows.batch, plan, score, interval, facts), save_extra=model.save_pretrained
         )
         sizes, last_scores = count_parameters(prepared.config), progress.scores[-1][1]
+        filled_in = fill_in(model if self.objective == "mlm" else model.generator, prepared)
         trained, tokenizer = model if self.objective == "mlm" else model.discriminator, prepared.text.tokenizer
         trained.config.sparse_prediction, trained.config.label_share = False, None  # logits at every token
         tokenizer.model_max_length = prepared.config.max_position_embeddings
         self.save(run, trained, tokenizer, facts)
         about = {"tokens": prepared.windows.tokens, **sizes}
-        return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about)
+        return TrainingResult(score_report.smooth(progress.losses), progress.scores, last_scores, about, filled_in)
 
     def headline(self, prepared: PreparedPretraining, result: TrainingResult) -> tuple[str, list[str]]:
         scores, guess = score_report.format_scores(result.saved), prepared.text.guessing
@@ -285,6 +292,22 @@ class Pretrain(TrainingRecipe):
             f'After "import whereformer.models", AutoModel.from_pretrained({folder!r}) is the encoder, and '
             f"AutoTokenizer.from_pretrained({folder!r}) its tokenizer.",
         ]
+
+
+def fill_in(model: Any, prepared: PreparedPretraining) -> list[list[str]]:
+    """Return held-out text with masked words, and what a masked language model answers."""
+    tokenizer, rows = prepared.text.tokenizer, list[list[str]]()
+    batch = prepared.eval_windows.batch(0)
+    batch = {name: batch[name] for name in ("input_ids", "labels", "attention_mask") if name in batch}
+    answers = held_out.lm_score(model, [batch]).answers.tolist()
+    for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
+        ids = labels[labels != text_windows.IGNORED].tolist()
+        guesses, answers = answers[: len(ids)], answers[len(ids) :]
+        for word in examples.find_words(tokenizer, labels, len(ids))[:1]:  # one of each window
+            right, answer = (tokenizer.decode([numbers[word]]).strip() for numbers in (ids, guesses))
+            text = examples.blank_out(tokenizer, inputs, labels, word)
+            rows.append([text, right, answer, "right" if right == answer else "wrong"])
+    return rows[: examples.MAX_ROWS]
 
 
 def build(config: models.EncoderConfig) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.nn import functional
 
     from ..analysis import verdicts
-    from ..lab import methods
+    from ..lab import examples, methods
     from ..lab import small_encoders as encoders
     from ..lab import train as training
     from ..lab.report import report
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 else:
     torch, functional = LazyModule("torch"), LazyModule("torch.nn.functional")
     methods, encoders, training = lazy_modules("lab.methods", "lab.small_encoders", "lab.train")
-    verdicts, report = lazy_modules("analysis.verdicts", "lab.report.report")
+    verdicts, report, examples = lazy_modules("analysis.verdicts", "lab.report.report", "lab.examples")
 
 # Tasks: rows of symbols drawn from a seed, with their exact answers and the best guess without positions.
 
@@ -243,6 +243,9 @@ class ProbeResult:
     # error of the difference over the rows; or a reason why there is no score.
     scores: Annotated[list[Any], list[tuple[float, float, float] | str]]
     failed: str = ""  # why training ended without a model
+    # A row of the training length that is solved and one that is not, if there are: whether it is, the input, the
+    # answers, and the model's. Earlier versions recorded none.
+    examples: list[list[str]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -324,7 +327,8 @@ class Probe(ManyRuns):
         except training.NotFiniteError as error:
             run.log(f"{task}, {position}, seed {seed}: failed, {error.problem}")
             return ProbeResult([], error.problem)
-        return ProbeResult(encoders.at_lengths(self.lengths, lambda length: evaluate(model.eval(), task, length)))
+        scores = encoders.at_lengths(self.lengths, lambda length: evaluate(model.eval(), task, length))
+        return ProbeResult(scores, examples=find_examples(model, task, self.length))
 
     def build(self, position: str, seed: int) -> Any:
         """Build a method's untrained model. It has no dropout: rows are new at every step."""
@@ -358,7 +362,7 @@ class Probe(ManyRuns):
                 sentences += [sentence] if sentence else []
             guesses = [Rows.of(task, length).guess for task in self.tasks]
             rows: list[list[Cell | str]] = [
-                ["guessing", *(Cell(f"{guess:.1%}", style=colors(guess)) for guess in guesses), ""]
+                ["guessing", *(Cell(f"{guess:.1%}", style=shade(guess)) for guess in guesses), ""]
             ]
             for name, row in cells.items():
                 count = sum(solved[name][task] for task in counting)
@@ -386,6 +390,12 @@ class Probe(ManyRuns):
             *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
         ]
         sheets.append(Sheet.of("The tasks", columns, tasks))
+        shown: dict[tuple[str, str], list[str]] = {}
+        for (_, task, name), result in results.items():
+            for word, *parts in result.examples:
+                shown.setdefault((task, word), [task, word, name, *parts])
+        heads = ["task", "", "method", "input", "right answers", "its answers"]
+        sheets += examples.build_sheet("A solved and a failed input of each task", heads, [*shown.values()])
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
         return report.Report("What can each position method do?", [*sentences, about], sheets, results)
 
@@ -434,6 +444,29 @@ def evaluate(model: Any, task: str, length: int) -> Any:
     return [float(is_correct.sum() / has_label.sum()), float(gaps.mean()), float(gaps.std() / len(gaps) ** 0.5)]
 
 
+def find_examples(model: Any, task: str, length: int) -> list[list[str]]:
+    """Return the first row of a task that a model solves and the first that it fails, as in :class:`ProbeResult`."""
+    rows = Rows.of(task, length)
+    inputs, labels = rows.inputs, rows.labels
+    with torch.no_grad():
+        logits = model(inputs.to(model.device), labels=labels.to(model.device)).logits
+    answers = labels.masked_scatter(labels != IGNORED, logits.argmax(-1).cpu())
+    is_solved = (answers == labels).all(1)
+    return [
+        [word, *(write_symbols(ids[row, 1:], task) for ids in (inputs, labels, answers))]
+        for word, which in (("solved", is_solved), ("failed", ~is_solved))
+        for row in which.nonzero().flatten().tolist()[:1]
+    ]
+
+
+def write_symbols(ids: Tensor, task: str) -> str:
+    """Write the ids of a row as in :attr:`Task.example`: letters, or brackets and depths; keys are capital letters."""
+    letters = "()01234" if task == "brackets" else "abcdefghijklmnop"
+    letters = letters[: SYMBOLS - KEYS] + letters[SYMBOLS - KEYS :].upper() if task == "passkey" else letters
+    names = {IGNORED: ".", MASK: "_", **dict(enumerate(letters, FIRST))}
+    return " ".join(names.get(number, "?") for number in ids.tolist())
+
+
 class CellResult(NamedTuple):
     """A method on a task at one length. ``is_solved``: at least SOLVED of the answers are right with every seed."""
 
@@ -450,7 +483,7 @@ class CellResult(NamedTuple):
                 return cls(Cell("n/a", title=result.scores[index]), False)
         scores = [result.scores[index] for result in results]
         accuracies = [accuracy for accuracy, _, _ in scores]
-        low, style = min(accuracies), colors(statistics.median(accuracies))
+        low, style = min(accuracies), shade(statistics.median(accuracies))
         is_clear = [gap > ERRORS * error for _, gap, error in scores]
         if low >= SOLVED:
             text = "{:.1%}*"
@@ -461,11 +494,6 @@ class CellResult(NamedTuple):
         return cls(Cell.of_seeds(accuracies, text.format, "{:.0%}".format, style=style), low >= SOLVED)
 
 
-def colors(accuracy: float) -> str:
-    """Return the colors of an accuracy as CSS: from dark to bright, with text that can be read on it."""
-    from matplotlib import colormaps
-    from matplotlib.colors import to_hex
-
-    color = colormaps["cividis"](accuracy)
-    luminance = sum(share * part**2.2 for share, part in zip((0.2126, 0.7152, 0.0722), color[:3], strict=True))
-    return f"background: {to_hex(color)}; color: {'#000' if luminance >= 0.18 else '#fff'}"
+def shade(accuracy: float) -> str:
+    """Return CSS from which a page makes the color of a cell."""
+    return f"--share: {accuracy:.1%}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ..analysis import held_out
     from ..data import batches, parallel, subwords
     from ..data.streams import RowFile
-    from ..lab import methods, translation
+    from ..lab import examples, methods, translation
     from ..lab import optimizer as optimizers
     from ..lab import train as training
     from ..lab.report import score_report
@@ -30,10 +30,12 @@ else:
     torch = LazyModule("torch")
     models, held_out, batches = lazy_modules("models", "analysis.held_out", "data.batches")
     parallel, subwords, methods = lazy_modules("data.parallel", "data.subwords", "lab.methods")
-    translation, optimizers = lazy_modules("lab.translation", "lab.optimizer")
+    translation, optimizers, examples = lazy_modules("lab.translation", "lab.optimizer", "lab.examples")
     training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 SIZES = ("hidden_size", "num_heads", "intermediate_size", "encoder_layers", "decoder_layers")
+TRANSLATED = 100
+"""Held-out lines that are translated at the end, for examples and BLEU."""
 DROPOUT = {"small": 0.2, "base": 0.1, "big": 0.3}  # by preset
 
 
@@ -66,6 +68,11 @@ class Translate(TrainingRecipe):
 
     NAME = "translate train"
     EXAMPLE = "whereformer translate train --data en.txt de.txt"
+    ANSWERS: ClassVar = (
+        "What does it translate?",
+        ("line", "reference", "translation"),
+        "The first held-out lines, translated by the saved model.",
+    )
     FLAGS: ClassVar = {"num_attention_heads": "--num-heads", "hidden_dropout_prob": "--dropout"}
 
     data: Annotated[tuple[Path, ...], MayChange] = ()
@@ -272,17 +279,36 @@ class Translate(TrainingRecipe):
         saved = score(0)
         model.generation_config = translation.generation_config(prepared.config, self.max_length)
         self.save(run, model, prepared.tokenizer, facts)
+        lines, bleu = translate_some(model, prepared)
         epochs = prepared.steps / prepared.train_batches.per_epoch
-        about = {"averaged_steps": averaged, "epochs": epochs, **prepared.pairs, **count_parameters(prepared.config)}
-        return TrainingResult(score_report.smooth(progress.losses), progress.scores, saved, about)
+        about = {
+            "bleu": bleu,
+            "averaged_steps": averaged,
+            "epochs": epochs,
+            **prepared.pairs,
+            **count_parameters(prepared.config),
+        }
+        return TrainingResult(score_report.smooth(progress.losses), progress.scores, saved, about, lines)
 
     def headline(self, prepared: PreparedTranslation, result: TrainingResult) -> tuple[str, list[str]]:
         averaged = len(self.averaged_steps(prepared))
         note = f" (mean of the weights at the last {averaged} scores)" if averaged > 1 else ""
         return "How well does the model translate held-out lines?", [
             f"{prepared.steps:,} steps; held-out {score_report.format_scores(result.saved)}{note}",
+            *([result.about["bleu"]] if "bleu" in result.about else []),
             f"This translates lines: whereformer translate run {self.out / 'model'} < lines.txt",
         ]
+
+
+def translate_some(model: Any, prepared: PreparedTranslation) -> tuple[list[list[str]], str]:
+    """Translate the first held-out lines; return those to show, with references, and the BLEU of all of them."""
+    pairs = prepared.rows["held_out"]
+    chosen = [pairs[number] for number in range(min(len(pairs), TRANSLATED))]
+    sources, references = ([examples.decode(prepared.tokenizer, pair[side]) for pair in chosen] for side in (0, 1))
+    translations = translation.translate_lines(model.eval(), prepared.tokenizer, sources)
+    bleu, _ = translation.scores(translations, references)
+    rows = [list(row) for row in zip(sources, references, translations, strict=True)]
+    return rows[: examples.MAX_ROWS], f"{len(rows)} held-out lines: {bleu}."
 
 
 def count_parameters(config: models.Seq2SeqConfig) -> dict[str, int]:

@@ -99,4 +99,5 @@ def model_of(
         num_layers=layers,
         table=table_of(n, noise=noise) if table else None,
         heads=findings,
+        tokens=("the", "cat", "<sat>", "'down'")[:n],
     )

@@ -3,6 +3,8 @@
 import re
 from html.parser import HTMLParser
 
+from whereformer.lab.report.report import DOCS
+
 VOID = {"meta", "link", "br", "hr", "img", "input", "wbr"}
 
 
@@ -47,9 +49,11 @@ class Page(HTMLParser):
     def check_self_contained(self):
         """Nothing is loaded from elsewhere."""
         assert self.links
-        assert all(link.startswith(("#", "data:")) for link in self.links)
+        followed = [a["href"] for tag, a in self.tags if tag == "a"]  # by a click
+        assert all(link.startswith(DOCS) or re.fullmatch(r"[\w-]+\.csv", link) for link in followed)
+        assert all(link.startswith(("#", "data:")) for link in self.links if link not in followed)
         assert not re.search(r"@import|url\((?!#)", self.text)
-        assert "http" not in re.sub(r'http-equiv|xmlns="http://www\.w3\.org/2000/svg"', "", self.text)
+        assert "http" not in re.sub(rf'href="{DOCS}|http-equiv|xmlns="http://www\.w3\.org/2000/svg"', "", self.text)
 
     def check_references(self):
         """Ids are unique, and every reference leads somewhere."""

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from ...files import write_atomically
 from ...version import __version__
-from ..sheet import Sheet
+from ..sheet import Sheet, file_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
     from rich.console import RenderableType
 
 TEMPLATES = Path(__file__).parent / "templates"
+DOCS = "https://github.com/whereformer/whereformer/blob/main/docs"
+"""Where the pages of the documentation are."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Figure:
         caption: how to read it.
         size: width and height in CSS pixels. Three quarters of the usual width fit a phone.
         folded: whether a click opens it.
+        look: a sentence and the scores by position of each head, for a page on which one points at a token.
     """
 
     title: str
@@ -38,6 +41,7 @@ class Figure:
     caption: str = ""
     size: tuple[int, int] = (420, 300)
     folded: bool = False
+    look: Mapping[str, Any] | None = None
 
     @cached_property
     def svg(self) -> str:
@@ -49,7 +53,7 @@ class Figure:
     @property
     def file(self) -> str:
         """The name of its file, unless another figure has the same name."""
-        return f"{re.sub('[^a-z0-9]+', '-', self.title.lower()).strip('-') or 'figure'}.svg"
+        return file_name(self.title, "svg")
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class Report:
         next_command: that command.
         problem: the error that a command ends with although there is a report; empty if there is none.
         numbers: the file with all numbers, in the folder of the page.
+        methods: the position methods that it is about, as models name them.
+        guide: the page of the documentation that explains it, such as "guides/compare"; empty if there is none.
     """
 
     title: str
@@ -79,21 +85,36 @@ class Report:
     next_command: str = ""
     problem: str = ""
     numbers: str = "records.jsonl"
+    methods: Sequence[str] = ()
+    guide: str = ""
 
     @property
-    def files(self) -> dict[str, Figure]:
-        """The figures by the names of their files."""
-        files: dict[str, Figure] = {}
+    def files(self) -> list[str]:
+        """The name of each section's file; "" for a table without one."""
+        names: list[str] = []
         for section in self.sections:
-            if isinstance(section, Figure):
-                # Titles may differ only in characters that a file's name does not have.
-                files[section.file if section.file not in files else f"{len(files)}-{section.file}"] = section
-        return files
+            # Titles may differ only in characters that a file's name does not have.
+            names.append(f"{len(names)}-{section.file}" if section.file and section.file in names else section.file)
+        return names
+
+    @property
+    def links(self) -> dict[str, str]:
+        """The addresses of pages about the report and its methods, by name; methods of plugins have none."""
+        from ...positions import position_names
+
+        words = set(re.findall(r"\w+", " ".join(self.methods)))
+        methods = [name for name in position_names() if name in words and name != "none"]
+        pages = {**({"how to read this": self.guide} if self.guide else {}), **{m: f"methods/{m}" for m in methods}}
+        return {name: f"{DOCS}/{page}.md" for name, page in pages.items()}
 
     @property
     def sheets(self) -> list[Sheet]:
         """The sheets that a terminal and a notebook show."""
-        return [section for section in self.sections if isinstance(section, Sheet) and not section.folded]
+        return [
+            section
+            for section in self.sections
+            if isinstance(section, Sheet) and not (section.folded or section.page_only)
+        ]
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
@@ -121,36 +142,38 @@ class Report:
         from .figures import inline
 
         sections = []
-        for number, section in enumerate(self.sections, 1):
+        for number, (section, file) in enumerate(zip(self.sections, self.files, strict=True), 1):
             name = f"part-{number}"
             drawing = inline(section.svg, name, section.title) if isinstance(section, Figure) else None
-            sections.append((name, section, drawing))
+            sections.append((name, section, drawing, file))
         return _render("report.html.j2", report=self, sections=sections)
 
     def markdown(self) -> str:
         """Return the report in Markdown. Its figures are files in the same folder."""
         answer, *details = self.sentences
-        lines, files = [f"# {self.title}", f"**{answer}**", *details], iter(self.files)
+        lines = [f"# {self.title}", f"**{answer}**", *details]
         if self.next_command:
             lines.append(f"{self.advice}: `{self.next_command}`")
-        for section in self.sections:
+        for section, file in zip(self.sections, self.files, strict=True):
             if isinstance(section, Sheet):
                 lines += [f"## {section.title}", "\n".join(section.markdown()), *section.notes]
             else:
                 caption = [section.caption] if section.caption else []
-                lines += [f"## {section.title}", f"![{section.title}]({next(files)})", *caption]
-        command = [f"`{self.command}`"] if self.command else []
-        return "\n\n".join([*lines, *command]) + "\n"
+                lines += [f"## {section.title}", f"![{section.title}]({file})", *caption]
+        lines += [f"`{self.command}`"] if self.command else []
+        links = ", ".join(f"[{name}]({address})" for name, address in self.links.items())
+        return "\n\n".join([*lines, *([f"Read more: {links}."] if links else [])]) + "\n"
 
     def write(self, folder: str | Path) -> list[Path]:
-        """Write the page, the Markdown and its figures to a folder, and return their paths, these first."""
+        """Write the page, the Markdown, its figures and tables to a folder, and return their paths, these first."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files = {"report.html": self.page(), "report.md": self.markdown()}
-        for name, figure in self.files.items():
+        for section, name in zip(self.sections, self.files, strict=True):
             from .figures import printed
 
-            files[name] = printed(figure.svg)
+            if name:
+                files[name] = section.csv() if isinstance(section, Sheet) else printed(section.svg)
         for name, content in files.items():
             write_atomically(folder / name, content)
         return [folder / name for name in files]

@@ -1,0 +1,69 @@
+"""Examples in reports: what models got right, as rows of text that the record of a run keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ..data.windows import IGNORED
+from ..errors import join_words
+from .sheet import Column, Sheet
+
+Rows = list[list[str]]
+"""A row has a cell for each column."""
+MAX_ROWS = 20
+BLANK, CONTEXT = "____", 14
+"""What stands for a word to fill in, and the tokens that are shown on each side of it."""
+MODEL_ANSWERS = ("text", "word", "right", "wrong")
+"""The columns of :func:`compare_answers`' rows."""
+
+
+def build_sheet(title: str, columns: Sequence[str], rows: Rows, note: str = "") -> list[Sheet]:
+    """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
+    heads = [Column(name, left=True, wraps=True) for name in columns]
+    full = [row for row in rows if len(row) == len(columns)]
+    notes = (note,) if note else ()
+    return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
+
+
+def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[str]:
+    """Return a row: the text, its right answer, the models that give it, and the others with what they answer."""
+    wrong: dict[str, list[str]] = {}
+    for name, answer in answers.items():
+        if answer != right:
+            wrong.setdefault(answer, []).append(name)
+    mistakes = "; ".join(f"{join_words(names)}: {answer}" for answer, names in wrong.items())
+    return [text, right, join_words([name for name, answer in answers.items() if answer == right]), mistakes]
+
+
+def find_words(tokenizer: Any, labels: Tensor, limit: int) -> list[int]:
+    """Return which of the first ``limit`` labels are whole words; labels (tokens,) have IGNORED where there are none.
+
+    The result has indices among the labels, not among the tokens.
+    """
+    tokens = (labels != IGNORED).nonzero().flatten()[:limit].tolist()
+    words = tokenizer.convert_ids_to_tokens(labels[tokens].tolist())
+    return [index for index, word in enumerate(words) if len(word.lstrip("Ġ▁")) > 1 and word.lstrip("Ġ▁").isalpha()]
+
+
+def blank_out(tokenizer: Any, inputs: Tensor, labels: Tensor, index: int, *, causal: bool = False) -> str:
+    """Return the text around a label with a blank in its place; other masked tokens are filled in.
+
+    Args:
+        tokenizer: decodes ids.
+        inputs, labels: (tokens,).
+        index: which of the labels.
+        causal: whether the model sees only the text before the blank.
+    """
+    tokens = inputs.where(labels == IGNORED, labels)
+    at = int((labels != IGNORED).nonzero().flatten()[index])
+    sides = tokens[max(0, at - CONTEXT) : at], tokens[at + 1 : at + 1 + (0 if causal else CONTEXT)]
+    before, after = (" ".join(decode(tokenizer, side).split()) for side in sides)
+    return f"{before} {BLANK} {after}".strip()
+
+
+def decode(tokenizer: Any, ids: Tensor) -> str:
+    """Return the text of ids, (tokens,), without special tokens."""
+    return str(tokenizer.decode(ids.tolist(), skip_special_tokens=True))
