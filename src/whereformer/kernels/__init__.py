@@ -17,7 +17,6 @@ from .call import Call
 from .dropout import draw_seed
 from .make_call import CallOptions, SequenceOptions, make_call, show_options
 from .plan_cache import StepRecorder, attend_from_cache, make_signature
-from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
     DenseBias,
@@ -134,7 +133,7 @@ def attention(
               query but without terms, ``window``, ``softcap``, ``sinks`` and ``return_lse`` go to torch's
               ``scaled_dot_product_attention`` ("sdpa") if "native" does not support them, as on any GPU (there, packed
               rows go to "triton"), if a compiled program, a transform or a subclass of tensors is used, or if autocast
-              casts the inputs. Exported programs have the "reference". :func:`explain` says what a call gets, and why.
+              casts the inputs. Exported programs have the "reference". :func:`explain` says which backend a call gets.
 
             "native" and "triton" give the same bits from run to run, gradients included. On a GPU, gradients of
             tables from "reference" and "blockwise" do so only under ``torch.use_deterministic_algorithms(True)``.
@@ -291,9 +290,7 @@ def attention_weights(
     changes nothing.
     """
     _check_names("attention_weights", options)
-    call = make_call(query, key, value, terms, **options)
-    with without_autocast(value.device):
-        return reference.softmax(call, options.get("sinks"))[0]
+    return attention_and_weights(query, key, value, terms, **options)[1]
 
 
 def attention_and_weights(
