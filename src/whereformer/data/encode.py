@@ -56,15 +56,15 @@ def get_or_build(
     Raises:
         InputError: if another command is writing to the cache; and the errors of ``fill``.
     """
+    folder = cache / f"{kind}-{manifest.fingerprint(key)}-{this_version()}"
 
-    def find_problem(folder: Path) -> str | None:
+    def find_problem() -> str | None:
         problem = manifest.find_problem(folder)
         if problem is None and not manifest.matches_type(facts, manifest.read(folder)):
             return f"its {manifest.NAME} has something else"
         return problem
 
-    folder = cache / f"{kind}-{manifest.fingerprint(key)}-{this_version()}"
-    if (problem := find_problem(folder)) is not None:
+    if (problem := find_problem()) is not None:
         if folder.exists():
             log(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
@@ -72,7 +72,7 @@ def get_or_build(
             raise InputError("cache", f"{problem}; all machines must share this folder")
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
-            if find_problem(folder) is not None:
+            if find_problem() is not None:
                 with new_folder(folder) as partial:
                     manifest.write(partial, fill(partial))
     return folder, manifest.read(folder)
