@@ -111,7 +111,8 @@ def test_a_head_is_named_by_the_place_where_its_curve_is_highest(peak, height, n
 
 def test_the_numbers_of_kernels_can_be_copied(tmp_path):
     build_report([model_of(layers=1, heads=1)]).write(tmp_path)
-    _, *rows = csv.reader((tmp_path / "kernels-of-tiny-bert-in-numbers.csv").open())
+    text = (tmp_path / "kernels-of-tiny-bert-in-numbers.csv").read_text(encoding="utf-8")
+    _, *rows = csv.reader(text.splitlines())
     assert [row[:5] for row in rows[:2]] == [["0", "0", "1", "2", "1"], ["0", "0", "2", "2, 0.2", "1, 0.05"]]
 
 

@@ -246,22 +246,20 @@ class Run:
         self.labels, self.finished = [name_key(key, keys) or task.replace("_", " ") for key in missing], 0
         self.counts = counts = _shared_array(len(missing))
         self.losses = _shared_array(len(missing))
-        waiting = set(missing)
+        values = {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in missing}
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
                 if self.ray is not None:  # other machines do not count their steps here
                     counts[missing.index(key)] = sizes[key]
-                waiting.remove(key)
-                if waiting:
-                    on_result(
-                        {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in waiting}
-                    )
+                values[key] = _build(kind, self.records[names[key]]["value"])
+                if len(values) < len(keys):
+                    on_result(values)
         self.done += new
         self.counts = None
         self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
-        return {key: _build(kind, self.records[name]["value"]) for key, name in names.items()}
+        return {key: values[key] for key in keys}
 
     def sum_seconds(self, task: str, keys: Iterable[Key]) -> float:
         """Return the seconds that a task took for some keys together, as if they had run one after another."""
@@ -311,8 +309,8 @@ class Run:
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
         begin = (self, self.counts, self.losses, stops, begun, context.Value("i", 0))
-        # What is large comes with each job: a process that begins would read it from a pipe only after its imports,
-        # and this process would wait, and react to no signal.
+        # Large data comes with each job: a process that begins would read it from a pipe only after its imports, and
+        # this process would wait for that, and not react to signals.
         work = pickle.dumps((function, shared))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
@@ -446,9 +444,8 @@ def _build(kind: Any, value: Any) -> Any:
 def name_key(key: Key, keys: Sequence[Key]) -> str:
     """Return a key for people to read, without the parts that all keys have in common; numbers are seeds."""
     varying = [part for part, *rest in zip(key, *keys, strict=True) if len(set(rest)) > 1]
-    parts = varying or [part for part in key if isinstance(part, str)]
-    names = [part for part in parts if isinstance(part, str)]
-    return " ".join([*names, *(f"seed {part}" for part in parts if not isinstance(part, str))])
+    names = [part for part in varying or key if isinstance(part, str)]
+    return " ".join([*names, *(f"seed {part}" for part in varying if not isinstance(part, str))])
 
 
 def _label(name: str) -> str:

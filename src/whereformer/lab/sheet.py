@@ -141,10 +141,7 @@ class Sheet:
         return file_name(self.title, "csv") if any(column.name for column in self.columns) else ""
 
     def csv(self) -> str:
-        """Return the table as comma-separated values: numbers with all their digits, and details in their own column.
-
-        So a range over seeds stands beside the median.
-        """
+        """Return the table as comma-separated values: numbers with all digits, and details in a column next to them."""
         heads = [Cell(_lines(column.name, column.detail).replace("\n", " "), "detail") for column in self.columns]
         detailed = [any(row[index].detail for row in self.rows) for index in range(len(heads))]
         lines = [

@@ -44,7 +44,7 @@ class TrainingResult:
     scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
     saved: dict[str, float]  # the held-out scores of the saved model
     about: dict[str, Any]  # sizes of the model and of the data
-    # What the saved model answers, in the columns of the recipe's ANSWERS; earlier versions recorded none.
+    # Answers of the saved model, in the columns of the recipe's ANSWERS; earlier versions recorded none.
     examples: list[list[str]] = field(default_factory=list)
 
     @property
