@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -42,11 +41,6 @@ class Cell:
     order: float | str | None = None  # the value to sort by. Cells without one stay last in both directions
     title: str = ""  # the text that a page shows when a pointer is over the cell
     style: str = ""  # the colors on a page, as CSS
-
-    @property
-    def value(self) -> float | str:
-        """The number with all its digits, or the text."""
-        return self.text if self.order is None or isinstance(self.order, str) else self.order
 
     @classmethod
     def of_seeds(
@@ -135,21 +129,17 @@ class Sheet:
             widths[max(wide, key=widths.__getitem__)] -= 1
         return widths
 
-    @property
-    def file(self) -> str:
-        """The name of its file of comma-separated values; "" for a table without names of columns."""
-        return file_name(self.title, "csv") if any(column.name for column in self.columns) else ""
-
     def csv(self) -> str:
         """Return the table as comma-separated values: numbers with all digits, and details in a column next to them."""
-        heads = [Cell(_lines(column.name, column.detail).replace("\n", " "), "detail") for column in self.columns]
-        detailed = [any(row[index].detail for row in self.rows) for index in range(len(heads))]
-        lines = [
-            [part for cell, both in zip(row, detailed, strict=True) for part in (cell.value, cell.detail)[: 1 + both]]
-            for row in (heads, *self.rows)
-        ]
+        columns = list[list[float | str]]()
+        for index, column in enumerate(self.columns):
+            cells = [row[index] for row in self.rows]
+            values = [cell.text if cell.order is None or isinstance(cell.order, str) else cell.order for cell in cells]
+            columns.append([f"{column.name} {column.detail}".strip(), *values])
+            if any(cell.detail for cell in cells):
+                columns.append(["detail", *(cell.detail for cell in cells)])
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
         return file.getvalue()
 
     def markdown(self) -> list[str]:
@@ -159,11 +149,6 @@ class Sheet:
         is_left = [column.left or index == self.name_column for index, column in enumerate(self.columns)]
         bars = ["---" if left else "---:" for left in is_left]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
-
-
-def file_name(title: str, kind: str) -> str:
-    """Return the name of the file of a table or figure, by its title."""
-    return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:60] or 'figure'}.{kind}"
 
 
 def _lines(text: str, detail: str) -> str:
