@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from .report import report, score_report
     from .run import Run
 else:
-    manifest, examples, loading = lazy_modules("manifest", "lab.examples", "lab.loading")
-    (training,) = lazy_modules("lab.train")
-    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
+    manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
+    score_report, report, examples = lazy_modules("lab.report.score_report", "lab.report.report", "lab.examples")
 
 
 @dataclass(frozen=True)

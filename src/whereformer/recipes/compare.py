@@ -537,8 +537,7 @@ class Compare(ManyRuns):
             for (seed, name), outcome in outcomes.items()
             if outcome.failed
         }
-        by_name = group_runs(outcomes)
-        runs = {name: by_name[name] for name in self.positions if name in by_name and name not in failed}
+        runs = {name: models for name, models in group_runs(outcomes).items() if name not in failed}
         problem = "; ".join(failed.values())
         if not runs:
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)

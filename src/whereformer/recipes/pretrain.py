@@ -29,8 +29,7 @@ else:
     torch = LazyModule("torch")
     models, held_out, corpus = lazy_modules("models", "analysis.held_out", "data.corpus")
     encode, read, tokenizers = lazy_modules("data.encode", "data.read", "data.tokenizers")
-    text_windows, methods = lazy_modules("data.windows", "lab.methods")
-    (examples,) = lazy_modules("lab.examples")
+    text_windows, methods, examples = lazy_modules("data.windows", "lab.methods", "lab.examples")
     training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 
