@@ -140,8 +140,10 @@ def build_examples(
     which the methods differ most.
     """
     answers_of = {name: models[min(models)].answers for name, models in runs.items()}
+    if not (limit := min(map(len, answers_of.values()))):
+        return []
     targets = held_out.labels[held_out.labels != IGNORED].tolist()
-    words = examples.find_words(tokenizer, held_out.labels, min(map(len, answers_of.values())))
+    words = examples.find_words(tokenizer, held_out.labels, limit)
     right = {word: [name for name in runs if answers_of[name][word] == targets[word]] for word in words}
     differing = [word for word in words if 0 < len(right[word]) < len(runs)]
     chosen, rows = list[int](), []
