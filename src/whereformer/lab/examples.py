@@ -11,8 +11,6 @@ from ..data.windows import IGNORED
 from ..errors import join_words
 from .sheet import Column, Sheet
 
-Rows = list[list[str]]
-"""A row has a cell for each column."""
 MAX_ROWS = 20
 BLANK, CONTEXT = "____", 14
 """What stands for a word to fill in, and the tokens that are shown on each side of it."""
@@ -20,12 +18,10 @@ MODEL_ANSWERS = ("text", "word", "right", "wrong")
 """The columns of :func:`compare_answers`' rows."""
 
 
-def build_sheet(title: str, columns: Sequence[str], rows: Rows, note: str = "") -> list[Sheet]:
+def build_sheet(title: str, columns: Sequence[str], rows: list[list[str]], note: str = "") -> list[Sheet]:
     """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
-    heads = [Column(name, left=True, wraps=True) for name in columns]
-    full = [row for row in rows if len(row) == len(columns)]
-    notes = (note,) if note else ()
-    return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
+    heads, notes = [Column(name, left=True, wraps=True) for name in columns], (note,) if note else ()
+    return [Sheet.of(title, heads, rows, notes=notes, name_column=-1, page_only=True)] if rows else []
 
 
 def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[str]:

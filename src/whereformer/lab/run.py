@@ -315,13 +315,13 @@ class Run:
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         waiting: dict[Future[JobResult], Key] = {}
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in processes that begin, too
+        _mask_interrupts("SIG_BLOCK")  # in processes that begin, too
         try:
             try:
                 waiting |= {pool.submit(_run_job, slot, key, work): key for slot, key in enumerate(keys)}
             finally:
                 processes = [process for process in multiprocessing.active_children() if process not in unrelated]
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                _mask_interrupts("SIG_UNBLOCK")
             with handle_signals(signal.default_int_handler, signal.SIGTERM):  # raises, so that jobs save below
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -513,6 +513,12 @@ def handle_signals(handler: Any, *signals: signal.Signals) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
+def _mask_interrupts(how: str) -> None:
+    """Block SIGINT, which then waits, or unblock it, except on Windows, which cannot."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(getattr(signal, how), {signal.SIGINT})
+
+
 _this: dict[str, Any] = {}
 """The run, number and shared numbers of this process, if it is one of several."""
 
@@ -520,7 +526,7 @@ _this: dict[str, Any] = {}
 def _begin(run: Run, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
     """Prepare a process of several."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _mask_interrupts("SIG_UNBLOCK")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
         index = number.value
