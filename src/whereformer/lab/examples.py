@@ -21,7 +21,8 @@ MODEL_ANSWERS = ("text", "word", "right", "wrong")
 def build_sheet(title: str, columns: Sequence[str], rows: list[list[str]], note: str = "") -> list[Sheet]:
     """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
     heads, notes = [Column(name, left=True, wraps=True) for name in columns], (note,) if note else ()
-    return [Sheet.of(title, heads, rows, notes=notes, name_column=-1, page_only=True)] if rows else []
+    full = [row for row in rows if len(row) == len(heads)]
+    return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
 
 
 def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[str]:
