@@ -38,7 +38,7 @@ CHECKED_FOR_RELEASES := tests/kernels tests/positions tests/test_shapes.py \
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
 .PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
-	native sanitize sanitize-threads test-emulated test-card test-clients
+	native sanitize sanitize-threads test-emulated test-arm test-card test-clients
 
 help:  ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*  ## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | \
@@ -112,6 +112,10 @@ test-emulated: $(VENV)/.dev  ## The tests of attention with the highest instruct
 		$(VENV)/bin/python -m whereformer.kernels.native && \
 			$(PYTEST) -m "not slow" $(or $(ARGS),tests/kernels) || exit 1; \
 	done
+
+# What it needs of Debian or Ubuntu is in the script.
+test-arm: $(VENV)/.dev  ## The tests of the compiled kernel on an emulated ARM processor, slow; options: ARGS
+	PATH=$(CURDIR)/$(VENV)/bin:$$PATH tests/kernels/arm.sh .venv-arm $(or $(ARGS),tests/kernels/test_native.py)
 
 native: $(VENV)/.train $(BUILT)  ## Compile the kernel for the CPU if it has changed, and say what is used here
 	$(VENV)/bin/python -m whereformer.kernels.native

@@ -108,7 +108,7 @@ class Extended(Benchmark):
             chunks = rows.split(min(self.chunks), dim=1)
             vectors = torch.stack([_vectors(student, list(chunk)) for chunk in chunks], 1).flatten(0, 1)
         else:
-            vectors = _vectors(student, list(rows[:, : student.limit - 2]))
+            vectors = _vectors(student, list(rows[:, : student.room]))
         seconds = time.process_time() - began
         # Of all vectors, one is nearest to each of the passages, (documents, passages, hidden_size).
         nearest = (self._passages @ vectors.T).argmax(-1) // (len(vectors) // len(rows))

@@ -192,7 +192,7 @@ def _compiling(capability: int, kernels: Sequence[str] = ()) -> Iterator[list[tu
     with (
         patch.object(JITFunction, "run", compile_only),
         patch.object(available, "_unavailable_on", lambda device: None),
-        patch.object(available, "get_capability", lambda device: divmod(capability, 10)),
+        patch.object(torch.cuda, "get_device_capability", lambda device: divmod(capability, 10)),
         patch.object(host, "record", lambda compute, inputs: (compute(), None)),  # a plan needs launches
     ):
         yield compiled

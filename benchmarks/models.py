@@ -1,17 +1,18 @@
 """Time whole models on the CPU: the effect of ``whereformer.attach(model, "none")``, and our encoders next to others.
 
-Run: python benchmarks/models.py [--models bert,t5,modernbert,encoders] [--lengths 128,512,2048] [--out FILE]
+Run: python benchmarks/models.py [--models bert,t5,modernbert,deberta] [--lengths 128,512,2048] [--out FILE]
+     python benchmarks/models.py --models chronos --layers 6 --dtypes bfloat16 --lengths 512,1024,2048 --rounds 3
      python benchmarks/models.py --models funnel,funnel+decoder --layers 6 --tokens 1024 --lengths 128,512 --rounds 3
 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library. Our encoders are timed against transformers'
 BERT of the same sizes, and our funnel against transformers' Funnel with the same weights. Outputs that have to be the
-same are compared first. All have few layers of base width (768, with 12 heads) and no dropout. A training step is a
-forward and a backward pass without an optimizer. In each round every model runs once, in random order; a ratio is a
-model's CPU time divided by the time of transformers' model in the same round, with one thread. The median, lowest and
-highest are given. Memory is the peak of a step's allocations, besides parameters and their gradients. FLOPs are by
-``whereformer.analysis.count_flops``, relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this
-library has no compiled kernel.
+same are compared first. All have few layers of base width (768, with 12 heads) and no dropout; "chronos", the T5
+encoder of a small Chronos, is 512 wide with 8 heads. A training step is a forward and a backward pass without an
+optimizer. In each round every model runs once, in random order; a ratio is a model's CPU time divided by the time of
+transformers' model in the same round, with one thread. The median, lowest and highest are given. Memory is the peak of
+a step's allocations, besides parameters and their gradients. FLOPs are by ``whereformer.analysis.count_flops``,
+relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this library has no compiled kernel.
 """
 
 from __future__ import annotations
@@ -53,15 +54,30 @@ def _t5(layers: int) -> nn.Module:
     return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
 
 
+def _chronos(layers: int) -> nn.Module:
+    sizes = {"vocab_size": 4096, "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": layers}
+    return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
+
+
 def _modernbert(layers: int) -> nn.Module:
     tokens = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), 0)
     config = transformers.ModernBertConfig(vocab_size=VOCABULARY, num_hidden_layers=layers, **tokens)
     return transformers.ModernBertModel(config)
 
 
+def _deberta(layers: int) -> nn.Module:
+    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    # As in DeBERTa-v3-base
+    positions = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
+    positions |= {"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
+    sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "type_vocab_size": 0}
+    return transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes, **positions, **dropouts))
+
+
 def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
     theirs = make(layers)
-    theirs.set_attn_implementation("sdpa")
+    if not isinstance(theirs, transformers.DebertaV2Model):  # which only has its own attention
+        theirs.set_attn_implementation("sdpa")
     return {"transformers": theirs, "attached": whereformer.attach(copy.deepcopy(theirs), "none")}
 
 
@@ -105,7 +121,9 @@ def _funnels(decoder: bool, layers: int) -> dict[str, nn.Module]:
 MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
+    "chronos": partial(_pair, _chronos),
     "modernbert": partial(_pair, _modernbert),
+    "deberta": partial(_pair, _deberta),
     "encoders": _encoders,
     "funnel": partial(_funnels, False),
     "funnel+decoder": partial(_funnels, True),
@@ -117,8 +135,8 @@ class Models(Benchmark):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[Names, Among(MODELS)] = ("bert", "t5", "modernbert", "encoders")
-    """Some of bert, t5, modernbert (each before and after attach), encoders (ours next to BERT), funnel and
-    funnel+decoder (ours next to Funnel)."""
+    """Some of bert, t5, chronos, modernbert, deberta (each before and after attach), encoders (ours next to BERT),
+    funnel and funnel+decoder (ours next to Funnel)."""
     lengths: Annotated[Counts, Range(1, MAX_LENGTH)] = (128, 512, 2048)
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[Names, Among(("float32", "bfloat16"))] = ("float32", "bfloat16")

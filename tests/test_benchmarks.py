@@ -141,6 +141,20 @@ def extend(run, tmp_path):
     assert all(scores[name]["spearman"] == scores["as it is"]["spearman"] for name in (*chunks, "repeated, untrained"))
 
 
+def longembed(run, tmp_path):
+    """Every row finds some of the sentences, or none: the models' weights are random."""
+    words = Path(parallel_text.__file__).read_text()
+    model = sentence_models.save(tmp_path / "bert", sentence_models.bert(), words)
+    text = sentence_models.save_documents(tmp_path / "documents.jsonl", words)
+    whereformer.extend(model=model, data=text, length=48, steps=0, out=tmp_path / "longer", quiet=True)
+    small = ("--lengths=120", "--queries=2", "--candidates=4", f"--extended={tmp_path / 'longer'}")
+    run("longembed", f"--model={model}", f"--text={text}", *small, f"--out={tmp_path / 'out'}")
+    rows = results_of(tmp_path / "out" / "results.json")["rows"]
+    assert {"cut off", "mean of chunks", "each chunk", "positions stretched", "extend, untrained", "longer"} < {*rows}
+    assert {scores["ndcg@1"] for row in rows.values() for scores in row.values()} <= {0, 0.5, 1}
+    assert all({*row} == {"passkey 120", "needle 120"} for row in rows.values())
+
+
 def distilled(run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("\n".join(parallel_text.pairs()[0] * 3))
@@ -314,11 +328,12 @@ SIMPLE = {
         "--decoding=8x1 --translation=none --rounds=1",
         lambda results: [row["model"] for row in results["rows"]] == ["its own", "none", "t5", "tisa", "shaw", "rope"],
     ),
+    "images": ("--cases=2x2x3x4x8 --rounds=1", lambda results: len(results["rows"]) == 2),  # forward and training
     "memory": ("--length=64 --steps=3", lambda results: set(results["peak_mib"]["torch"]) == {"float32", "bfloat16"}),
     "models": (
-        "--models=bert,t5,modernbert,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3 --rounds=1"
-        " --dtypes=float32",
-        lambda results: len(results["rows"]) == 2 * (3 * 2 + 3 * 5),  # forward and training; pairs, and encoders
+        "--models=bert,t5,modernbert,deberta,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3"
+        " --rounds=1 --dtypes=float32",
+        lambda results: len(results["rows"]) == 2 * (4 * 2 + 3 * 5),  # forward and training; pairs, and encoders
     ),
     "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (

@@ -67,6 +67,13 @@ def test_an_encoder_reads_more():
 
 
 @pytest.mark.slow
+def test_conformers_need_no_matrix():
+    text = printed("conformers.py")
+    assert float(re.search(r"differ from the formula by at most (\S+)", text)[1]) < 1e-5
+    assert "the state dict has the same names: True" in text
+
+
+@pytest.mark.slow
 def test_a_head_looks_where_the_task_needs_it():
     centers = [float(number) for number in re.findall(r"at offset (\S+),", printed("read_a_head.py"))]
     assert len(centers) == 4

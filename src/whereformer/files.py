@@ -20,8 +20,6 @@ _DISK_FULL_TEXT = re.compile(
     rf"\(os error ({'|'.join(map(str, DISK_FULL))})\)|inline_container|PytorchStreamWriter|iostream error"
 )
 """Parts of the errors of safetensors, tokenizers and torch.save when the disk is full."""
-TRIAL_FOLDER = ".whereformer-trial"
-"""The folder that is written and removed where outputs will be written."""
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -92,41 +90,20 @@ def check_replaceable(field: str | None, folder: Path) -> None:
             raise InputError(field, f"cannot replace {name}: {short_repr(subfolder, MAX_NAME)} is read-only")
 
 
-def try_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
-    """Check that files and folders can be written: write, rename and remove a folder next to each of them.
-
-    Their paths, such as "checkpoints/checkpoint-1", are in ``out``, which exists.
+def check_outputs(field: str, out: Path, files: Iterable[str], folders: Iterable[str]) -> None:
+    """Check, before any work, that files and folders in ``out`` can be written or replaced.
 
     Raises:
-        InputError: for ``field``, if one of them, or a folder above it, is of another kind or cannot be written, or if
-            the disk is full.
+        InputError: for ``field``, if one of them, or a folder above it, is of another kind, or cannot be replaced.
     """
-    written = {out}
     for file in (out / name for name in files):
         _check_no_broken_link(field, file)
         if file.exists():
             check_regular(field, file)
-        written.add(_follow(file).parent)
     for folder in (out / name for name in folders):
-        above = folder.parent
-        while above != out:
-            _check_folder(field, above)
-            above = above.parent
+        for above in folder.relative_to(out).parents:
+            _check_folder(field, out / above)
         check_replaceable(field, folder)
-        written.add(_follow(folder).parent)
-    for folder in written:
-        if folder.exists():  # the others will be made in folders that exist
-            _try_folder(field, folder)
-
-
-def _try_folder(field: str, folder: Path) -> None:
-    try:
-        with new_folder(folder / TRIAL_FOLDER) as partial:
-            (partial / "file").write_bytes(b"written")
-        remove(folder / TRIAL_FOLDER)
-    except OSError as error:
-        name = short_repr(str(folder), MAX_NAME)
-        raise InputError(field, f"cannot write to {name}: {error.strerror or error}") from None
 
 
 def _check_folder(field: str | None, path: Path) -> None:

@@ -22,6 +22,9 @@ library = sys.modules["whereformer.kernels.native.library"]
 CXX = os.environ.get("CXX", "").split()[:1]
 COMPILER = next(filter(None, map(shutil.which, CXX or build.COMPILERS)), None)
 ON_X86 = platform.machine().lower() in ("x86_64", "amd64")
+ALL = tuple(level for level in build.LEVELS if level != "neonbf16")
+ARM = ("base", "neonbf16")
+COMPILED = ALL if ON_X86 else ARM if platform.machine().lower() in ("aarch64", "arm64") else ("base",)
 AND_BUILD = f"; {REBUILD}"
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no kernel")
@@ -39,9 +42,7 @@ EXPORTED const char* whereformer_source(void) { return SOURCE; }
 EXPORTED const char* whereformer_levels(void) { return LEVELS; }
 EXPORTED int whereformer_attention(const void*) { return 0; }
 """
-LEVELS = "\n".join(
-    ["#define LEVELS \\", *(f'  " {level}" \\' for level in build.LEVELS), ""] if ON_X86 else ['#define LEVELS "base"']
-)
+LEVELS = "\n".join(["#define LEVELS \\", *(f'  " {level}" \\' for level in COMPILED), ""])
 
 
 @pytest.fixture(autouse=True)
@@ -100,8 +101,16 @@ def test_a_library_is_built_and_found(built):
     assert not [file for file in built.iterdir() if file.suffix not in (".cpp", ".so")]
     native = find_library(built, built / "_native.so", {})
     assert isinstance(native, LoadedLibrary)
-    assert native.levels == (tuple(build.LEVELS) if ON_X86 else ("base",))
+    assert native.levels == COMPILED
     assert native.level == choose_level(native.levels)
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="there is no compiler for ARM")
+def test_a_compiler_for_another_processor_compiles_its_levels(copied, tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", "aarch64-linux-gnu-g++")
+    target = tmp_path / "arm.so"
+    assert build.build(copied, target).endswith("by aarch64-linux-gnu-g++ for base, neonbf16")
+    assert target.read_bytes()[18:20] == b"\xb7\x00"  # the number of ARM's 64-bit processors in an ELF header
 
 
 @needs_compiler
@@ -167,7 +176,7 @@ def test_the_user_chooses_compiler_and_flags(sources, tmp_path, monkeypatch):
     compiler(tmp_path, monkeypatch, f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\nexec {COMPILER} "$@"')
     monkeypatch.setenv("CXXFLAGS", "-O0 -DNAME='a b'")
     build.build(sources, tmp_path / "_native.so")
-    calls = (tmp_path / "calls").read_text().splitlines()
+    _, *calls = (tmp_path / "calls").read_text().splitlines()  # the first asks for the processor
     assert all("-O0 -DNAME=a b" in call for call in calls)
 
 
@@ -220,9 +229,6 @@ def test_a_library_that_cannot_be_loaded(kind, copied):
     assert re.fullmatch(f"cannot be loaded: .*({expected}){re.escape(AND_BUILD)}", problem), problem
 
 
-ALL = tuple(build.LEVELS)
-
-
 @pytest.mark.parametrize(
     ("compiled", "torch_uses", "halves", "expected"),
     [
@@ -233,6 +239,8 @@ ALL = tuple(build.LEVELS)
         (ALL, "AVX2", ["avx512bf16", "amx"], "avx2"),
         (ALL, "DEFAULT", [], "base"),
         (("base",), "SVE256", [], "base"),
+        (ARM, "DEFAULT", [], "base"),
+        (ARM, "DEFAULT", ["neonbf16"], "neonbf16"),
     ],
 )
 def test_the_level_is_the_highest_that_everything_admits(compiled, torch_uses, halves, expected, monkeypatch):

@@ -1,7 +1,5 @@
-"""Jobs on a Ray cluster: the same records as in processes, also if a machine is lost or does not see the folder."""
+"""Jobs on a Ray cluster: the same records as in processes, also if a machine is lost."""
 
-import io
-import tarfile
 import threading
 import time
 from pathlib import Path
@@ -16,32 +14,6 @@ from whereformer.errors import InputError
 from whereformer.lab.run import read_records
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
-
-from whereformer.lab import ray_jobs  # noqa: E402
-
-
-def test_folders_travel_as_archives(tmp_path):
-    source, target = tmp_path / "source", tmp_path / "target"
-    (source / "models").mkdir(parents=True)
-    (source / "models" / "weights").write_bytes(b"\x00\x01")
-    (source / "records.jsonl").write_text("stays")
-    target.mkdir()
-    ray_jobs.unpack(ray_jobs.pack(source, ray_jobs.list_files(source)), target)
-    assert [path.name for path in ray_jobs.list_files(target)] == ["weights"]
-    assert not (target / "records.jsonl").exists()
-    value = {"inside": source / "models", "outside": Path("/elsewhere"), "itself": source}
-    loaded = ray_jobs._load(ray_jobs._dump(value, source), target)
-    assert loaded == {"inside": target / "models", "outside": Path("/elsewhere"), "itself": target}
-
-
-def test_an_archive_does_not_write_outside_of_its_folder(tmp_path):
-    (tmp_path / "inner").mkdir()
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        archive.addfile(tarfile.TarInfo("../stray"))
-    with pytest.raises(tarfile.OutsideDestinationError):
-        ray_jobs.unpack(content.getvalue(), tmp_path / "inner")
-    assert not (tmp_path / "stray").exists()
 
 
 def compare(text, out, *flags):
@@ -75,15 +47,16 @@ def without_times(values):
 
 
 @pytest.mark.slow
-def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch):
+def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch, capsys):
     expected = without_times(compare(text, tmp_path / "here", "--jobs=1"))
-    assert without_times(compare(text, tmp_path / "seen", "--ray=local")) == expected
-    # No machine sees the folder: its files are sent, and the models come back.
-    monkeypatch.setattr(Path, "touch", lambda path: None)
-    assert without_times(compare(text, tmp_path / "sent", "--ray=local")) == expected
-    for name in ("here", "seen", "sent"):
-        assert (tmp_path / name / "models" / "tisa-0" / "model.safetensors").exists()
-        assert not [path for path in (tmp_path / name).iterdir() if path.name.startswith(".ray")]
+    monkeypatch.chdir(tmp_path)
+    assert without_times(compare(text, Path("seen"), "--ray=local")) == expected
+    monkeypatch.setattr(Path, "touch", lambda path: None)  # as if no machine saw the folder
+    assert "use storage that all machines share" in fails(
+        capsys, "compare", "--data", text, "--out", str(tmp_path / "unseen"), "--ray=local", *TINY_ENCODER
+    )
+    assert (tmp_path / "seen" / "models" / "tisa-0" / "model.safetensors").exists()
+    assert not [path for path in (tmp_path / "seen").iterdir() if path.name.startswith(".ray")]
 
 
 @pytest.mark.slow

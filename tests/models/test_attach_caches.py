@@ -105,3 +105,20 @@ def test_gradients_flow_through_a_cache():
     expected, actual = (torch.autograd.grad(logits.square().sum(), parameters) for logits in (full_logits, pieces))
     for gradient, expected_gradient in zip(actual, expected, strict=True):
         close(gradient, expected_gradient)
+
+
+@pytest.mark.parametrize(
+    "position", ["none", "rope", "t5", "tisa", "shaw", "alibi", "kerple", "fire", "deberta", "fox", "logn"]
+)
+@torch.no_grad()
+def test_gpt2_generates_from_its_cache_what_it_computes_at_once(position):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 60, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).double().eval()
+    attach(model, position, keep_absolute=position == "none")
+    for parameter in model.parameters():
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    cache = transformers.DynamicCache(config=model.config)
+    pieces = [IDS[:, :5], IDS[:, 5:8], *IDS[:, 8:].split(1, 1)]
+    logits = torch.cat([model(piece, **{CACHE: cache}).logits for piece in pieces], 1)
+    close(logits, model(IDS, use_cache=False).logits)

@@ -251,3 +251,28 @@ def test_it_compiles(name):
     expected = model(**inputs).last_hidden_state
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert_same([compiled(**inputs).last_hidden_state], [expected])
+
+
+@torch.no_grad()
+def test_debertas_scores_do_not_overflow_in_float16():
+    """Products with vectors of offsets pass 65,504 before transformers divides them by the root of the width."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "hidden_size": 64, "num_attention_heads": 1, "num_hidden_layers": 2}
+    options = {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "norm_rel_ebd": "layer_norm"}
+    options |= {
+        "share_att_key": True,
+        "position_buckets": 4,
+        "max_relative_positions": 9,
+        "position_biased_input": False,
+    }
+    model = transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes, **options, intermediate_size=64)).eval()
+    for layer in model.encoder.layer:
+        for projection in (layer.attention.self.query_proj, layer.attention.self.key_proj):
+            torch.nn.init.eye_(projection.weight).mul_(90)
+    ids, real = torch.randint(8, 50, (2, 12)), torch.arange(12) < torch.tensor([[12], [7]])
+    inputs = {"input_ids": ids, "attention_mask": real.long()}
+    expected = model(**inputs).last_hidden_state[real]
+    model.half()
+    assert model(**inputs).last_hidden_state[real].isnan().any()
+    states = attach(model, "none", verify=False)(**inputs).last_hidden_state[real]
+    assert (states.float() - expected).abs().max() < 0.01 * expected.abs().max()

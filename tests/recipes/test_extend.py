@@ -147,7 +147,7 @@ def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words
     torch.manual_seed(0)
     roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0, initializer_range=0.3))
     teacher = load_encoder(save(tmp_path / "roberta", roberta, words, limit=33, pooling="cls_token"))
-    assert (len(find_position_table(teacher.model).weight), teacher.limit, teacher.pooling) == (33, 33, "cls")
+    assert (len(find_position_table(teacher.model).weight), teacher.limit, teacher.settings.pooling) == (33, 33, "cls")
     student = lengthen(teacher, 50)
     assert student.model.config.windows == "15,0"
     rows = torch.stack([torch.arange(5, 19), torch.arange(10, 24)])
@@ -278,7 +278,7 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, words, document
         ("modules.json", ["x"], "expected the modules"),
         ("modules.json", {}, "expected a list"),
         ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, "got mean, cls"),
-        ("1_Pooling/config.json", {"pooling_mode_lasttoken": True}, "expected pooling by mean or cls, got lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, "pooling by mean or cls or lasttoken, got max"),
         ("sentence_bert_config.json", {"max_seq_length": "many"}, "expected a number of tokens as max_seq_length"),
         ("sentence_bert_config.json", {"max_seq_length": 2}, "reads at least 3 tokens, got 2"),
         ("sentence_bert_config.json", [], "expected a dict"),

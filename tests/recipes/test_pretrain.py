@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer, pipeli
 import whereformer
 from tests.failing import fails, refusals
 from tests.lab.test_train import Waits
-from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, toy_tracker, weights
+from tests.recipes.trainings import TINY_ENCODER, crash, results_of, same, stop_at, weights
 from whereformer import Electra, Encoder, EncoderConfig, EncoderForMaskedLM, EncoderForPreTraining
 from whereformer.cli.main import main
 from whereformer.data import encode as caches
@@ -22,7 +22,7 @@ from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.data.windows import Stage, Windows, count_end_padding
 from whereformer.errors import InputError
-from whereformer.lab import trackers
+from whereformer.lab import training_recipe
 from whereformer.lab.run import read_records
 from whereformer.models import checks, encoder
 from whereformer.positions import visible_keys
@@ -364,36 +364,14 @@ def test_tensorboard_gets_the_losses(finished):
     assert [event.step for event in events.Scalars("eval/loss")] == [2, 4, 6]
 
 
-def test_a_tracker_gets_the_losses_of_each_training_under_the_folders_name(
-    text, finished, tmp_path, monkeypatch, capsys
-):
-    tracker = toy_tracker(monkeypatch, "trackio")
-    results = run(text, tmp_path / "mine", "--report-to=trackio")
-    run(text, tmp_path / "other", "--report-to=trackio")
-    assert tracker.names == ["mine", "other"]
-    logged = {logs["step"]: logs["train/loss"] for logs in tracker.logs["mine"] if "train/loss" in logs}
-    assert logged == {step: loss for step, loss in results["losses"] if step in (2, 4, 6)}
-    assert sum("eval/loss" in logs for logs in tracker.logs["mine"]) == len(results["scores"])
+def test_without_tensorboard_nothing_is_written_for_it(text, finished, tmp_path, monkeypatch, capsys):
+    run(text, tmp_path / "mine", "--report-to=none")
     assert not (tmp_path / "mine" / "tensorboard").exists()
     assert same(weights(tmp_path / "mine"), weights(finished))
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
-    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), "--report-to=wandb")
-    assert "--report-to: wandb is not installed; try `pip install wandb`" in message
+    monkeypatch.setattr(training_recipe, "find_spec", lambda name: None)
+    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), "--report-to=tensorboard")
+    assert "--report-to: tensorboard is not installed; try `pip install tensorboard`" in message
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("call", ["log", "finish"])
-def test_a_tracker_that_fails_costs_no_training(call, text, finished, tmp_path, monkeypatch, capsys):
-    """As one without network may, while it is told something, or when all is done but nothing is saved yet."""
-    tracker = toy_tracker(monkeypatch, "wandb")
-
-    def fails_with(*arguments):
-        raise OSError("no network")
-
-    setattr(tracker, call, fails_with)
-    run(text, tmp_path, "--report-to=wandb")
-    assert capsys.readouterr().out.count("wandb failed, and gets no more numbers: no network") == 1
-    assert same(weights(tmp_path), weights(finished))
 
 
 @pytest.mark.parametrize("name", ["model", "checkpoints", "cache", "tensorboard"])

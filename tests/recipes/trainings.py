@@ -1,8 +1,4 @@
-"""What tests of long trainings look at: weights and a tracker."""
-
-import sys
-from importlib.machinery import ModuleSpec
-from types import ModuleType
+"""What tests of long trainings look at: weights and records."""
 
 import pytest
 import torch
@@ -57,22 +53,3 @@ def stop_at(batch, step, what, run):
         with pytest.raises((SystemExit, StopError)) as stop:
             run()
     return stop.value
-
-
-def toy_tracker(monkeypatch, name):
-    """Put a module in the place of trackio or wandb; it keeps what was logged to each run, by the run's name.
-
-    Like those, it logs to the run that is open, and only `finish` ends that.
-    """
-    module = ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None)
-    module.names, module.logs, module.run = [], {}, None
-
-    def init(project, name):
-        module.names.append(name)
-        module.run = name
-
-    module.init, module.finish = init, lambda: vars(module).update(run=None)
-    module.log = lambda logs: module.logs.setdefault(module.run, []).append(logs)
-    monkeypatch.setitem(sys.modules, name, module)
-    return module

@@ -134,6 +134,8 @@ def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBas
     except Exception as error:
         # For a missing or broken file, the libraries raise all kinds of errors, even a plain Exception.
         reason = getattr(error, "strerror", None) or one_line(str(error))[:200] or type(error).__name__
+        if "tiktoken" in reason:  # transformers tries it on any .model file that it could not read
+            reason = "its sentencepiece model can't be read; this needs `pip install sentencepiece`"
         name = short_repr(str(path_or_id), MAX_NAME)
         raise InputError(field, f"no tokenizer can be read from {name} ({reason})") from None
     return tokenizer

@@ -17,7 +17,6 @@ from .call import Call
 from .dropout import draw_seed
 from .make_call import CallOptions, SequenceOptions, make_call, show_options
 from .plan_cache import StepRecorder, attend_from_cache, make_signature
-from .precision import without_autocast
 from .sinks import add_sinks
 from .terms import (
     DenseBias,
@@ -259,7 +258,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("logits_soft_cap", "logit_cap"), "write softcap="),
     "alibi_slopes": "write the term DistanceDecay",
     "enable_gqa": "leave it out, since keys may always have fewer heads",
-    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k"), "leave it out, since cu_seqlens_q and cu_seqlens_k suffice"),
+    **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_q", "max_k"), "leave it out, since cu_seqlens_q suffices"),
 }
 """For arguments of other libraries, what to write instead."""
 _NOT_PACKED = dict.fromkeys(("key_mask", "attn_mask", "mask", "attention_mask"), "sequences have no padding to mask")
@@ -291,9 +290,7 @@ def attention_weights(
     changes nothing.
     """
     _check_names("attention_weights", options)
-    call = make_call(query, key, value, terms, **options)
-    with without_autocast(value.device):
-        return reference.softmax(call, options.get("sinks"))[0]
+    return attention_and_weights(query, key, value, terms, **options)[1]
 
 
 def attention_and_weights(

@@ -1,22 +1,16 @@
-"""Jobs as tasks of a Ray cluster: other machines compute, and this one keeps the folder."""
+"""Jobs as tasks of a Ray cluster, whose machines all see the folder of the run."""
 
 from __future__ import annotations
 
-import io
-import os
-import pickle
 import socket
-import tarfile
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, chdir
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 from uuid import uuid4
 
 from .._extras import require
 from ..errors import InputError, one_line
-from ..files import write_atomically
 from ..provenance import this_version
 
 Key = TypeVar("Key")
@@ -40,43 +34,37 @@ def map_on_cluster(
 ) -> Generator[tuple[Key, Result]]:
     """Yield each key with ``compute(key)``, in the order of completion.
 
-    A machine that sees the folder works in it. Others get the files of its subfolders once, and the files that a job
-    writes there come back with its result. Paths in the folder, wherever ``compute`` holds them, are adapted.
-
     Args:
         address: of a cluster, or LOCAL.
-        folder: the folder of a run.
-        compute: can be pickled.
-        keys: can be pickled.
+        folder: the folder of a run, which jobs read and write.
+        compute: can be pickled, as the keys can.
         threads: the threads of a CPU that a job uses.
         gpus: the GPUs that a job uses; a fraction, if jobs share one.
         quiet: whether the jobs' prints do not arrive here.
 
     Raises:
-        InputError: for ``ray``, if the cluster cannot be reached, a machine has another version of this package, or
-            machines are lost again and again. Errors of jobs are raised unchanged.
+        InputError: for ``ray``, if the cluster cannot be reached, a machine does not see the folder or has another
+            version of this package, or machines are lost again and again. Errors of jobs are raised unchanged.
     """
     require("ray", "ray")
     import ray
 
-    folder = folder.resolve()
-    token = folder / f".ray-{uuid4().hex}"
+    # A machine may have another folder of the same name.
+    token = folder.resolve() / f".ray-{uuid4().hex}"
     with ExitStack() as stack:
         if not ray.is_initialized():
             _connect(ray, address, quiet)
             stack.callback(ray.shutdown)
         token.touch()
         stack.callback(token.unlink, missing_ok=True)
-        files = ray.put(pack(folder, list_files(folder)))
-        work = ray.put(_dump(compute, folder))
         task = ray.remote(_run_job).options(num_cpus=threads, num_gpus=gpus, max_retries=RETRIES)
-        waiting = {task.remote(work, files, token, this_version(), key): key for key in keys}
+        work = ray.put(compute)
+        waiting = {task.remote(work, token, Path.cwd(), this_version(), key): key for key in keys}
         try:
             while waiting:
                 done, _ = ray.wait([*waiting])
-                result, outputs = ray.get(done[0])
-                unpack(outputs, folder)
-                yield waiting.pop(done[0]), result
+                yield waiting[done[0]], ray.get(done[0])
+                del waiting[done[0]]
         except ray.exceptions.RayTaskError as error:
             raise (error.cause if isinstance(error.cause, Exception) else error) from None
         except (ray.exceptions.WorkerCrashedError, ray.exceptions.NodeDiedError) as error:
@@ -97,69 +85,16 @@ def _connect(ray: Any, address: str, quiet: bool) -> None:
         raise InputError("ray", f"cannot reach a cluster at {address}: {one_line(str(error))}") from None
 
 
-def _run_job(work: bytes, files: bytes, token: Path, version: str, key: object) -> tuple[object, bytes]:
-    """Compute one job on a machine of the cluster; return its result and the files that it wrote, if they must be sent.
+def _run_job(compute: Callable[[Key], Result], token: Path, start: Path, version: str, key: Key) -> Result:
+    """Compute one job on a machine of the cluster, in the folder where the command started; paths may be relative.
 
-    With a file named ``token``, the run's folder is here, and nothing is sent.
+    The machine must have this version of the package, and see the run's folder.
     """
+    machine = socket.gethostname()
     if this_version() != version:
-        reason = f"{socket.gethostname()} has whereformer {this_version()}, and this machine {version}"
-        raise InputError("ray", reason)
-    with ExitStack() as stack:
-        folder, sees_folder = token.parent, token.exists()
-        if not sees_folder:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="whereformer-")))
-            unpack(files, folder)
-        before = {path: path.stat().st_mtime_ns for path in list_files(folder)}
-        result = _load(work, folder)(key)
-        written = [path for path in list_files(folder) if before.get(path) != path.stat().st_mtime_ns]
-        return result, b"" if sees_folder else pack(folder, written)
-
-
-def list_files(folder: Path) -> list[Path]:
-    """Return the files that jobs read or write: those in subfolders, because records and reports are not theirs."""
-    return [path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent != folder]
-
-
-def pack(folder: Path, paths: Iterable[Path]) -> bytes:
-    """Return files of a folder as an archive, without links."""
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", dereference=True) as archive:
-        for path in paths:
-            archive.add(path, path.relative_to(folder), recursive=False)
-    return buffer.getvalue()
-
-
-def unpack(content: bytes, folder: Path) -> None:
-    """Write the files of an archive, each atomically, into a folder. Paths that lead out of it are refused."""
-    if not content:
-        return
-    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
-        for member in archive:
-            name = tarfile.data_filter(member, str(folder)).name
-            file = archive.extractfile(member)
-            if file is not None:
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(folder / name, file.read())
-
-
-def _dump(value: object, folder: Path) -> bytes:
-    """Pickle a value for :func:`_load`, with paths in a folder relative to it."""
-    buffer = io.BytesIO()
-    pickler = pickle.Pickler(buffer)
-
-    def find_relative(value: object) -> str | None:
-        if isinstance(value, Path) and Path(os.path.abspath(value)).is_relative_to(folder):
-            return str(Path(os.path.abspath(value)).relative_to(folder))
-        return None
-
-    pickler.persistent_id = find_relative  # type: ignore[method-assign]
-    pickler.dump(value)
-    return buffer.getvalue()
-
-
-def _load(content: bytes, folder: Path) -> Any:
-    """Load what :func:`_dump` returned, with the paths in another folder."""
-    unpickler = pickle.Unpickler(io.BytesIO(content))
-    unpickler.persistent_load = lambda relative: folder / relative  # type: ignore[method-assign]
-    return unpickler.load()
+        raise InputError("ray", f"{machine} has whereformer {this_version()}, and this machine {version}")
+    if not token.exists() or not start.is_dir():
+        missing = start if token.exists() else token.parent
+        raise InputError("ray", f"{machine} does not see {missing}; use storage that all machines share")
+    with chdir(start):
+        return compute(key)

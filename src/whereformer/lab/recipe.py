@@ -148,7 +148,7 @@ class Recipe(WithPlugin):
     def outputs(self) -> tuple[str, ...]:
         """The paths of its results in its folder, besides records and report. Paths of folders end in "/".
 
-        Writing there is tried before any work begins.
+        They are checked before any work begins.
         """
         return ()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import itertools
 import json
 import multiprocessing
 import os
@@ -26,7 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from .. import ranks
 from ..errors import InputError, join_words, printable, short_repr
-from ..files import check_regular, try_outputs, write_atomically
+from ..files import check_outputs, check_regular, write_atomically
 from ..manifest import dump_with_hash, load_with_hash, matches_type
 from ..provenance import provenance, this_version
 from .methods import load_plugin
@@ -115,7 +114,7 @@ class Run:
             self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
             if self.is_main:
-                self._try_outputs()
+                self._check_outputs()
                 self._read()
                 self._write()
             self.records, self.hashes = ranks.from_main(lambda: (self.records, self.hashes))
@@ -131,36 +130,24 @@ class Run:
         if is_refused and {path.name for path in self.folder.iterdir()} <= {RECORDS, ".lock", "cache"}:
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _try_outputs(self) -> None:
-        """Try to write where results will go, before any work."""
+    def _check_outputs(self) -> None:
+        """Check where results will go, before any work."""
         parts = [path.name for path in self.folder.glob("*.[sc][vs][gv]")]  # figures and tables
         files = [name for name in self.outputs if not name.endswith("/")]
         folders = [name for name in self.outputs if name.endswith("/")]
-        try_outputs("out", self.folder, [*FILES, *files, *parts], folders)
+        check_outputs("out", self.folder, [*FILES, *files, *parts], folders)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
         if path.exists():
-            try:
-                earlier, self.records, damaged = read_records(path)
-            except DamagedOptionsError:
-                self._set_aside(path)
-                return
+            earlier, self.records, damaged = read_records(path)
             hashes = earlier.pop(HASHES)
             if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
                 self.hashes = hashes
                 self._compare(earlier)
             for number in damaged:
                 self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
-
-    def _set_aside(self, path: Path) -> None:
-        """Rename a file of records whose options are lost, so that none of its lines is."""
-        names = (path.with_name(f"{path.stem}.damaged-{number}{path.suffix}") for number in itertools.count(1))
-        new_path = next(name for name in names if not os.path.lexists(name))
-        os.rename(path, new_path)
-        problem = f"the first line of {path}, which has the options of all results, is damaged"
-        self.log(f"{problem}; all results will be computed again, and {new_path} keeps the old file")
 
     def _compare(self, earlier: Mapping[str, object]) -> None:
         for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
@@ -383,8 +370,7 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     in the first line.
 
     Raises:
-        InputError: for ``out``, if the file is not the record of a run. It is a :class:`DamagedOptionsError` if the
-            first line is damaged and another one is not.
+        InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
     """
     check_regular("out", path)
     first, *rest = path.read_bytes().splitlines(keepends=True) or [b""]
@@ -407,13 +393,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
             damaged.append(number)
     if options is None:
         problem = f"the first line of {path} is damaged" if records else f"{path} is not the record of a run"
-        kind = DamagedOptionsError if records else InputError
-        raise kind("out", f"{problem}; move it away or choose another folder")
+        raise InputError("out", f"{problem}; move it away or choose another folder")
     return options, records, damaged
-
-
-class DamagedOptionsError(InputError):
-    """A file has records of a run, but the line with its options is damaged."""
 
 
 @dataclass(frozen=True)

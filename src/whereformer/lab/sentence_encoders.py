@@ -6,9 +6,9 @@ import json
 import re
 import shutil
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import normalizers
@@ -31,7 +31,7 @@ READERS = tuple(
 """The files that may hold the settings of the first step; sentence-transformers reads the first with settings."""
 MODULES = ("Transformer", "Pooling", "Normalize")
 """The steps that are known, in this order. The last one is optional."""
-POOLINGS = ("mean", "cls")
+POOLINGS = ("mean", "cls", "lasttoken")
 ANY = object()
 """Stands for all values of a setting that is read elsewhere, or that changes no vector and is copied."""
 NOTHING: tuple[Any, ...] = (None, {}, [], "")
@@ -51,25 +51,57 @@ KNOWN: dict[str, dict[str, Any]] = {
     ),
     "Normalize": dict.fromkeys(("module_input_name", "module_output_name"), ("sentence_embedding", None)),
     PROMPTS: {
-        **dict.fromkeys(("__version__", "prompts", "similarity_fn_name", "truncate_dim"), ANY),
+        **dict.fromkeys(("__version__", "prompts", "default_prompt_name", "similarity_fn_name", "truncate_dim"), ANY),
         "model_type": ("SentenceTransformer", None),
-        "default_prompt_name": NOTHING,
     },
 }
 """By kind of file, the settings that are known, and their values that can be kept."""
+
+
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Common names of the prompt for documents; the first that is not empty counts."""
+
+
+class Settings(NamedTuple):
+    """How a text becomes a vector; by default as sentence-transformers does it with a plain encoder.
+
+    ``pooling``: a text's vector is the mean of its tokens' states ("mean"), or the state of the first ("cls") or the
+    last ("lasttoken"). ``limit``: the tokens that are read; None if the tokenizer says it. ``lowercase``: whether text
+    is written in lowercase first. ``prompt``: what comes before a document, such as "passage: ", and ``pools_prompt``:
+    whether its tokens are part of the mean. ``normalizes``: whether vectors have length 1.
+    """
+
+    pooling: str = "mean"
+    limit: int | None = None
+    lowercase: bool = False
+    prompt: str = ""
+    pools_prompt: bool = True
+    normalizes: bool = False
 
 
 @dataclass(frozen=True)
 class SentenceEncoder:
     """An encoder that reads up to ``limit`` tokens, special ones included.
 
-    ``pooling``: whether a text's vector is the mean of its tokens' states ("mean"), or the first token's ("cls").
+    ``before`` and ``after`` are the token ids around every text: special ones and the prompt.
     """
 
     model: Encoder
     tokenizer: Any
-    pooling: str
+    settings: Settings
     limit: int
+    before: list[int]
+    after: list[int]
+
+    @property
+    def extra(self) -> int:
+        """The number of tokens around every text."""
+        return len(self.before) + len(self.after)
+
+    @property
+    def room(self) -> int:
+        """The most tokens of a text that the encoder reads, without the tokens around it."""
+        return self.limit - self.extra
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without special ones."""
@@ -77,9 +109,9 @@ class SentenceEncoder:
         return ids
 
     def add_special_tokens(self, rows: Tensor) -> Tensor:
-        """Return token ids with special tokens around them, (rows, n + 2), from ids without them, (rows, n)."""
-        first, last = self.tokenizer.cls_token_id, self.tokenizer.sep_token_id
-        return functional.pad(functional.pad(rows, (1, 0), value=first), (0, 1), value=last).to(self.model.device)
+        """Return token ids with all that belong around a text, (rows, n + extra), from a text's own, (rows, n)."""
+        around = (rows.new_tensor(ids).expand(len(rows), -1) for ids in (self.before, self.after))
+        return torch.cat([next(around), rows, next(around)], dim=1).to(self.model.device)
 
     def states(self, ids: Tensor) -> Tensor:
         """Return the last hidden states, (rows, n, hidden_size), of token ids, (rows, n)."""
@@ -87,19 +119,23 @@ class SentenceEncoder:
         return states
 
     def pool(self, states: Tensor) -> Tensor:
-        """Return the vectors of texts, (rows, hidden_size), each of length 1."""
-        return functional.normalize(states[:, 0] if self.pooling == "cls" else states.mean(1), dim=-1)
+        """Return the vectors of texts, (rows, hidden_size), as sentence-transformers makes them."""
+        if self.settings.prompt and not self.settings.pools_prompt:
+            states = states[:, len(self.before) :]
+        pooling = self.settings.pooling
+        vectors = states.mean(1) if pooling == "mean" else states[:, 0 if pooling == "cls" else -1]
+        return functional.normalize(vectors, dim=-1) if self.settings.normalizes else vectors
 
     def vectors(self, rows: Tensor) -> Tensor:
-        """Return the vectors of texts, (rows, hidden_size), from token ids without special ones, (rows, n)."""
-        return self.pool(self.states(self.add_special_tokens(rows)))
+        """Return the vectors of texts, (rows, hidden_size), each of length 1, from token ids of texts, (rows, n)."""
+        return functional.normalize(self.pool(self.states(self.add_special_tokens(rows))), dim=-1)
 
 
 def load_encoder(path: str) -> SentenceEncoder:
     """Load the folder of a sentence-transformers model, or of an encoder, whose states are averaged.
 
     Raises:
-        InputError: if it can't be read, has no position embeddings, or works in a way that can't be kept.
+        InputError: if it can't be read, its positions can't continue, or it works in a way that can't be kept.
     """
     folder = Path(path)
     if not folder.is_dir():
@@ -107,28 +143,36 @@ def load_encoder(path: str) -> SentenceEncoder:
         raise InputError("model", f"expected a folder with a model, got {path!r}; {download}")
     check_has_config("model", folder)
     _sentence_files(folder)
-    pooling, limit, lowercase = _settings(folder)
+    settings = _settings(folder)
     model = load(path)
-    num_positions = len(find_position_table(model).weight)
+    table = find_position_table(model)
     if "-" in model.config.blocks:
         raise InputError("model", "expected a model that doesn't pool, got a funnel")
     tokenizer = load_tokenizer(path, None)
-    missing = [name for name in ("cls", "sep") if getattr(tokenizer, f"{name}_token_id") is None]
-    if missing:
-        raise InputError("model", f"{path}: its tokenizer has no {missing[0]} token")
-    if lowercase:
+    if settings.lowercase:
         _lowercase(tokenizer)
-    limit = min(limit or tokenizer.model_max_length, num_positions)
-    if type(limit) is not int or limit < 3:
-        raise InputError("model", f"expected one that reads at least 3 tokens, got {short_repr(limit)}")
-    return SentenceEncoder(model, tokenizer, pooling, limit)
+    limit = settings.limit or min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    limit = limit if table is None else min(limit, len(table.weight))
+    before, after = _special_tokens(path, tokenizer)
+    # Before another text, the prompt is read without a space at its end.
+    prompt = tokenizer(settings.prompt.rstrip(), add_special_tokens=False)["input_ids"] if settings.prompt else []
+    encoder = SentenceEncoder(model, tokenizer, settings, limit, before + prompt, after)
+    if encoder.room < 1:
+        raise InputError("model", f"expected one that reads at least {encoder.extra + 1} tokens, got {limit}")
+    return encoder
 
 
-def _settings(folder: Path) -> tuple[str, int | None, bool]:
-    """Read how the modules of a folder of sentence-transformers pool the states, how many tokens they read, and whether
-    they write text in lowercase first.
+def _special_tokens(path: str, tokenizer: Any) -> tuple[list[int], list[int]]:
+    """Return the token ids that a tokenizer puts before and after each text; an InputError if it changes the text's."""
+    text, ids = (tokenizer("a", add_special_tokens=special)["input_ids"] for special in (False, True))
+    for start in range(len(ids) - len(text) + 1):
+        if text and ids[start : start + len(text)] == text:
+            return ids[:start], ids[start + len(text) :]
+    raise InputError("model", f"{path}: expected a tokenizer that adds tokens around 'a', got {ids} from {text}")
 
-    The number is None if the tokenizer says it. Other folders have no modules, and their states are averaged.
+
+def _settings(folder: Path) -> Settings:
+    """Read the settings of a folder of sentence-transformers; folders of other programs have none.
 
     Raises:
         InputError: for ``model``, if a file can't be read, or there is a module, a pooling or a setting that is not
@@ -136,11 +180,12 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
     """
     modules = _read(folder, LIST, list)
     if modules is None:
-        return "mean", None, False
-    kind = (_read(folder, PROMPTS, dict) or {}).get("model_type")
+        return Settings()
+    about = _read(folder, PROMPTS, dict) or {}
+    kind = about.get("model_type")
     if kind not in (None, "SentenceTransformer"):
         raise InputError("model", f"expected a model that makes vectors, got a {short_repr(kind)[1:-1]}: {folder}")
-    _check_settings(PROMPTS, PROMPTS, _read(folder, PROMPTS, dict) or {})
+    _check_settings(PROMPTS, PROMPTS, about)
     kinds = [str(step.get("type") if isinstance(step, dict) else step) for step in modules]
     # Modules of other packages have their full names, and so are not known.
     names = tuple(re.sub(r"^sentence_transformers\..*\.", "", kind) for kind in kinds)
@@ -164,7 +209,8 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
     later = {name: str(Path(path) / "config.json") for name, path in zip(names[1:], paths[1:], strict=True)}
     for name, file in later.items():
         _check_settings(file, name, _read(folder, file, dict) or {})
-    ways = _ways(_read(folder, later["Pooling"], dict) or {})
+    pooling = _read(folder, later["Pooling"], dict) or {}
+    ways = _ways(pooling)
     if len(ways) != 1 or ways[0] not in POOLINGS:
         raise InputError("model", f"expected pooling by {' or '.join(POOLINGS)}, got {list_some(ways)}")
     limit, lowercase = settings.get("max_seq_length"), settings.get("do_lower_case") or False
@@ -172,7 +218,18 @@ def _settings(folder: Path) -> tuple[str, int | None, bool]:
         raise InputError("model", f"expected a number of tokens as max_seq_length in {reader}, got {short_repr(limit)}")
     if not isinstance(lowercase, bool):
         raise InputError("model", f"expected true or false as do_lower_case in {reader}, got {short_repr(lowercase)}")
-    return ways[0], limit, lowercase
+    pools_prompt = pooling.get("include_prompt", True) is not False
+    return Settings(ways[0], limit, lowercase, _document_prompt(about), pools_prompt, len(names) == len(MODULES))
+
+
+def _document_prompt(about: dict[str, Any]) -> str:
+    """Return the text before documents, from the contents of PROMPTS: their own prompt, or else the default one."""
+    prompts, default = about.get("prompts") or {}, about.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(text, str | None) for text in prompts.values()):
+        raise InputError("model", f"expected texts by name as prompts in {PROMPTS}, got {short_repr(prompts)}")
+    if default is not None and default not in prompts:
+        raise InputError("model", f"expected one of the prompts as default_prompt_name in {PROMPTS}, got {default!r}")
+    return next(filter(None, map(prompts.get, (*DOCUMENT_PROMPTS, default))), "")
 
 
 def _reader(folder: Path) -> str:
@@ -218,33 +275,42 @@ def _read(folder: Path, name: str, kind: type) -> Any:
     return read_json("model", folder / name, kind) if (folder / name).exists() else None
 
 
-def find_position_table(model: Any) -> Learned:
-    """Return the position embeddings of a model; an InputError if it has none."""
-    tables = [module for module in model.modules() if isinstance(module, Learned)]
-    if len(tables) != 1:
-        raise InputError("model", f"expected a model with position embeddings, got one with {model.config.position!r}")
-    return tables[0]
+def find_position_table(model: Encoder) -> Learned | None:
+    """Return the position embeddings of a model; None if its attention depends only on how far tokens are apart.
+
+    Raises:
+        InputError: for ``model``, if it has other positions, which are not known beyond its limit.
+    """
+    parts = model.position.components()
+    tables = [part for part in parts if isinstance(part, Learned)]
+    if len(tables) > 1 or not all(part.shift_invariant for part in parts if part not in tables):
+        expected = "expected a model with position embeddings or relative positions"
+        raise InputError("model", f"{expected}, got one with {model.config.position!r}")
+    return tables[0] if tables else None
 
 
 def lengthen(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
     """Return a copy of an encoder that reads ``length`` tokens, special ones included.
 
     The position embeddings that the encoder reads are repeated until there are enough, as in Longformer (Beltagy et al.
-    2020, section 5). Each token attends only to a window in which all tokens have different embeddings. Texts of up to
-    half the encoder's limit then have the same vectors. If the first token's state is the vector, the last layer has no
-    window.
+    2020, section 5); relative positions stay as they are. Each token attends only to a window. There, all tokens have
+    different embeddings, and the encoder knows all distances. Texts of up to half the encoder's limit
+    then have the same vectors. If one token's state is the vector, the last layer has no window, unless it had one.
     """
-    model, weights = encoder.model, encoder.model.state_dict()
-    name = next(name for name, weight in model.named_parameters() if weight is find_position_table(model).weight)
+    model, weights, table = encoder.model, encoder.model.state_dict(), find_position_table(encoder.model)
     config = deepcopy(model.config)
     config.max_position_embeddings = length
-    windows = [max(1, encoder.limit // 2 - 1)] * len(model.passes)
-    if encoder.pooling == "cls":
+    widest = max(1, encoder.limit // 2 - 1)
+    windows = [min(window or widest, widest) for window in config.layer_windows()]
+    if encoder.settings.pooling != "mean" and not config.layer_windows()[-1]:
         windows[-1] = 0
     config.windows = ",".join(map(str, windows))
     student = Encoder(config).eval()
-    student.load_state_dict({**weights, name: weights[name][torch.arange(length) % encoder.limit]})
-    return SentenceEncoder(student, encoder.tokenizer, encoder.pooling, length)
+    if table is not None:
+        name = next(name for name, weight in model.named_parameters() if weight is table.weight)
+        weights[name] = table.weight[torch.arange(length) % encoder.limit]
+    student.load_state_dict(weights)
+    return replace(encoder, model=student, limit=length)
 
 
 def save_encoder(encoder: SentenceEncoder, original: Path, folder: Path) -> None:

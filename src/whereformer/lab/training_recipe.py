@@ -73,23 +73,23 @@ class TrainingRecipe(Trains):
     it. Default: cache/ in --out."""
     threads: Annotated[int | None, Range(1, MAX_RUNS), MayChange] = None
     """Threads on the CPU. Default: torch's."""
-    report_to: Annotated[Literal["trackio", "wandb", "tensorboard", "none"] | None, MayChange] = None
-    """Program to report losses and scores to. The run is named after --out. Default: tensorboard if it is
-    installed."""
+    report_to: Annotated[Literal["tensorboard", "none"] | None, MayChange] = None
+    """Where to report losses and scores, besides the report. Default: tensorboard, if it is installed."""
 
     @property
     def outputs(self) -> tuple[str, ...]:
         caches = ("cache/text/",) if self.cache is None else ()
-        tracked = ("tensorboard/events/",) if self.tracker == "tensorboard" else ()
+        tracked = ("tensorboard/events/",) if self.reports_to_tensorboard else ()
         return ("model/", "checkpoints/checkpoint-1/", *caches, *tracked)
 
     @property
-    def tracker(self) -> str:
-        """The program to report to, or "none"."""
-        return self.report_to or ("tensorboard" if find_spec("tensorboard") else "none")
+    def reports_to_tensorboard(self) -> bool:
+        """Whether losses and scores are written for TensorBoard."""
+        return self.report_to != "none" and find_spec("tensorboard") is not None
 
     def check(self) -> None:
-        trackers.check_installed(self.report_to or "none")
+        if self.report_to == "tensorboard" and not self.reports_to_tensorboard:
+            raise InputError("report_to", "tensorboard is not installed; try `pip install tensorboard`")
         if self.dry_run and ranks.size() > 1:
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
@@ -153,7 +153,8 @@ class TrainingRecipe(Trains):
         There are ``interval`` steps between checkpoints, each with a score. ``facts`` is JSON that identifies the
         training. Other arguments are as in :func:`.train.train` and :class:`.train.Checkpoints`.
         """
-        with trackers.open_tracker(self.tracker, self.out, run.log) as log_metrics:
+        folder = self.out / "tensorboard" if self.reports_to_tensorboard else None
+        with trackers.open_tensorboard(folder) as log_metrics:
 
             def score_and_log(step: int) -> dict[str, float]:
                 scores = score(step)

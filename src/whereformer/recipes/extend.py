@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ..lab import train as training
     from ..lab.report import report, score_report
     from ..lab.run import Run
+    from ..models import Encoder
 else:
     torch, nn, functional = LazyModule("torch"), LazyModule("torch.nn"), LazyModule("torch.nn.functional")
     manifest, corpus, tokenizers = lazy_modules("manifest", "data.corpus", "data.tokenizers")
@@ -69,11 +70,12 @@ class ExtendResult:
 class Extend(Recipe):
     """Teach a pretrained sentence encoder to read longer texts, in a few minutes of training.
 
-    The position embeddings are repeated until there are --length of them, and each token attends to tokens near it.
-    Then the model learns from the original. On texts that are short enough for the original, its outputs should be the
-    same. On longer texts, its vector should be close to the mean of the original's vectors of the parts, and closer to
-    the vectors of the text's passages than to vectors of other passages. The position embeddings are trained first,
-    then all weights with a small learning rate.
+    Position embeddings are repeated until there are --length of them, relative positions stay as they are, and each
+    token attends to tokens near it. Then the model learns from the original. On texts that are short enough for the
+    original, its outputs should be the same. On longer texts, its vector should be close to the mean of the original's
+    vectors of the parts, and closer to the vectors of the text's passages than to vectors of other passages. Position
+    embeddings are trained first, then all weights with a small learning rate. A prompt for documents, such as
+    "passage: ", comes before every text.
 
     Writes model/, which sentence-transformers loads, report.html and records.jsonl. A run that was interrupted
     continues from its last checkpoint. With --steps 0 nothing is trained.
@@ -85,8 +87,8 @@ class Extend(Recipe):
     MAKES_FILES = True
 
     model: str
-    """The folder of a sentence-transformers model, or of a transformers encoder with position embeddings (BERT,
-    RoBERTa, MPNet, DistilBERT...), whose token states are averaged into one vector."""
+    """The folder of a sentence-transformers model, or of a transformers encoder, whose token states are averaged into
+    one vector: BERT, RoBERTa, XLM-RoBERTa, MPNet, ALBERT, DistilBERT, ELECTRA, ModernBERT or DeBERTa."""
     length: Annotated[int, Range(16, 2**16)] = 1024
     """The most tokens that the new model can read."""
     steps: Annotated[int, Range(0, MAX_COUNT)] = 80
@@ -115,7 +117,7 @@ class Extend(Recipe):
         windows = self.windows(teacher)
         digest = hashlib.sha256(windows.numpy().tobytes()).hexdigest()
         run.record_hash("text", digest, "data")
-        run.record_hash("model", loading.fingerprint(self.model, teacher.pooling, teacher.limit), "model")
+        run.record_hash("model", loading.fingerprint(self.model, teacher.settings, teacher.limit), "model")
         run.log(f"{len(windows):,} documents of {self.length:,} tokens from {corpus.describe_source(self.data)}")
         about = {**self.recorded_options(), "text": digest}
         model = run.folder / "model"
@@ -136,8 +138,8 @@ class Extend(Recipe):
         return self.report(result)
 
     def windows(self, teacher: encoders.SentenceEncoder) -> Tensor:
-        """Return the beginnings of documents that are long enough, (documents, length - 2) token ids."""
-        body, rows = self.length - 2, []
+        """Return the beginnings of documents that are long enough, (documents, length - teacher.extra) token ids."""
+        body, rows = self.length - teacher.extra, []
         for document in corpus.TextSource(self.data, self.column).documents():
             text = ""
             for part in document:
@@ -180,7 +182,7 @@ class Extend(Recipe):
         try:
             progress = training.train(
                 distillation_loss(teacher, student, negatives),
-                lambda step: draw_batch(train_windows, teacher.limit, self.seed, step),
+                lambda step: draw_batch(train_windows, teacher.room, self.seed, step),
                 training.Training(
                     steps=self.steps,
                     rate=RATE,
@@ -260,10 +262,10 @@ POSITIONS_ONLY = 0.15  # the share of steps that train only the position embeddi
 POSITION_RATE, RATE = 1e-3, 5e-5  # the learning rates of the position embeddings and of all other weights
 
 
-def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, Tensor]:
+def draw_batch(windows: Tensor, chunk: int, seed: int, step: int) -> dict[str, Tensor]:
     """Draw the batch of a step from ``windows``, (rows, n) token ids without special ones; a row is a document.
 
-    ``limit`` is the number of tokens that the teacher reads, special ones included.
+    ``chunk`` is the number of such tokens that the teacher reads.
 
     Returns:
         ``short``: (windows, tokens) that the teacher can read; ``rows``: (documents,), the rows of the longer windows;
@@ -271,7 +273,7 @@ def draw_batch(windows: Tensor, limit: int, seed: int, step: int) -> dict[str, T
     """
     draw = random.Random(f"{seed}/{step}")
     rows = draw.sample(range(len(windows)), min(DOCUMENTS, len(windows)))
-    max_length, chunk = windows.shape[1], limit - 2
+    max_length = windows.shape[1]
     length = max_length if draw.random() < 0.5 else draw.randint(min(max_length, chunk + chunk // 2), max_length)
     long = windows[rows, :length]
     tokens = draw.choice([chunk, *(shorter for shorter in SHORTER if shorter < chunk)])
@@ -299,7 +301,7 @@ def build_negatives(teacher: encoders.SentenceEncoder, windows: Tensor, seed: in
     """
     draw = random.Random(f"{seed}/bank")
     rows = draw.sample(range(len(windows)), min(NEGATIVES, len(windows)))
-    tokens = min(teacher.limit - 2, sum(PASSAGE_TOKENS) // 2)
+    tokens = min(teacher.room, sum(PASSAGE_TOKENS) // 2)
     vectors = _vectors(teacher, torch.stack([_part(draw, windows[row], tokens) for row in rows]))
     return torch.tensor(rows, device=vectors.device), vectors
 
@@ -327,13 +329,21 @@ def distillation_loss(
             is_positive = (negative_rows[:, None] == rows).any(1)
             parts = {
                 "states": (1 - functional.cosine_similarity(states, target_states, dim=-1)).mean(),
-                "vectors": (1 - (student.pool(states) * teacher.pool(target_states)).sum(-1)).mean(),
+                "vectors": distance(student.pool(states), teacher.pool(target_states)).mean(),
                 "chunks": (1 - (documents * chunks).sum(-1)).mean(),
                 "passages": contrast(documents, passage_vectors, negative_vectors, is_positive),
             }
             return SimpleNamespace(loss=torch.stack([WEIGHTS[name] * part for name, part in parts.items()]).sum())
 
     return DistillationLoss()
+
+
+def distance(vectors: Tensor, targets: Tensor) -> Tensor:
+    """Return half the squared distance of vectors, (..., hidden_size), in units of the targets' length.
+
+    For vectors of length 1, this is 1 - their cosine. Where a model does not normalize, lengths are learned, too.
+    """
+    return (vectors - targets).square().sum(-1) / (2 * targets.square().sum(-1))
 
 
 def contrast(documents: Tensor, passages: Tensor, negatives: Tensor, is_positive: Tensor) -> Tensor:
@@ -358,19 +368,20 @@ def contrast(documents: Tensor, passages: Tensor, negatives: Tensor, is_positive
 
 def chunk_means(teacher: encoders.SentenceEncoder, long: Tensor, tokens: int) -> Tensor:
     """Return the mean vector, (rows, hidden_size), of a window's chunks with ``tokens`` tokens; windows: (rows, n)."""
-    chunks = long.split(min(tokens, teacher.limit - 2), dim=1)
+    chunks = long.split(min(tokens, teacher.room), dim=1)
     with torch.no_grad():
         total = torch.stack([teacher.vectors(chunk) * chunk.shape[1] for chunk in chunks]).sum(0)
     return functional.normalize(total, dim=-1)
 
 
-def build_optimizer(student: nn.Module, steps: int) -> Any:
-    """Return the optimizer, with the position embeddings first, and its schedule."""
-    table = encoders.find_position_table(student).weight
-    rest = [weight for weight in student.parameters() if weight is not table]
-    groups = [{"params": [table], "lr": POSITION_RATE}, {"params": rest, "lr": RATE}]
+def build_optimizer(student: Encoder, steps: int) -> Any:
+    """Return the optimizer, with position embeddings first, and its schedule."""
+    table = encoders.find_position_table(student)
+    positions = [] if table is None else [table.weight]
+    rest = [weight for weight in student.parameters() if not any(weight is position for position in positions)]
+    groups = [{"params": positions, "lr": POSITION_RATE}, {"params": rest, "lr": RATE}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    first_step, warmup = int(POSITIONS_ONLY * steps), max(1, steps // 10)
+    first_step, warmup = int(POSITIONS_ONLY * steps) if positions else 0, max(1, steps // 10)
 
     def decay(step: int) -> float:
         return max(0.02, 1 - step / max(1, steps))
@@ -392,9 +403,9 @@ class Evaluator:
     """
 
     def __init__(self, teacher: encoders.SentenceEncoder, documents: Tensor, seed: int) -> None:
-        passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.limit - 2)
+        passages = draw_passages(random.Random(f"{seed}/judge"), documents, teacher.room)
         self.passage_ids, self.tokenizer = passages, teacher.tokenizer
-        self.documents, self.short = documents, documents[:, : teacher.limit - 2]
+        self.documents, self.short = documents, documents[:, : teacher.room]
         self.short_vectors, self.passages = _vectors(teacher, self.short), _vectors(teacher, passages)
         self.chunks = chunk_means(teacher, documents, teacher.limit)
         self.owners = torch.arange(len(documents), device=self.passages.device).repeat_interleave(PASSAGES)

@@ -257,7 +257,7 @@ def _install() -> None:
     driver.set_active(Card())
     tracing.CPU_IGNORES_ALIGNMENT = False
     available._unavailable_on = lambda device: None
-    available.get_capability = lambda device: divmod(Card.capability, 10)
+    torch.cuda.get_device_capability = lambda device: divmod(Card.capability, 10)
     _driver.card_call_on_launch(_launched)
     _memory.card_use_memory()
 

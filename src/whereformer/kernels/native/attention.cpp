@@ -38,10 +38,7 @@ template <class F> struct Attention {
   const A minus_infinity = -(A)__builtin_inf();
 
   // Right factors: keys and values transposed, as they are, and factors
-  Unit<F>* keys_turned = nullptr;
-  Unit<F>* values_turned = nullptr;
-  Unit<F>* keys_packed = nullptr;
-  Unit<F>* values_packed = nullptr;
+  Unit<F>*keys_turned = nullptr, *values_turned = nullptr, *keys_packed = nullptr, *values_packed = nullptr;
   F *keys_copy = nullptr, *values_copy = nullptr, *query_copy = nullptr, *gradient_copy = nullptr;
   F* output_copy = nullptr;
   A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr,
@@ -49,11 +46,10 @@ template <class F> struct Attention {
   // What the tables of vectors meet, where it is not the rows of queries and keys themselves, and its gradient
   A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
   A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
-  A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr,
-    *tile_levels = nullptr;
+  A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr;
   A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
-  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr;
+  A *scores = nullptr, *gradients = nullptr, *tangents = nullptr, *tile_levels = nullptr;
   uint32_t *weight_pairs = nullptr, *gradient_pairs = nullptr;
   F* narrow_rows = nullptr;
   // Numbers of a block's rows

@@ -37,8 +37,9 @@ LEVELS: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
+    "neonbf16": ("-march=armv8.2-a+bf16",),
 }
-"""The instructions that the kernel is compiled for, from few to many, and the flags of each."""
+"""The instructions that the kernel is compiled for, from few to many, and the flags of each. "base" is SSE2 or NEON."""
 
 COMPILERS = ("c++", "g++", "clang++")
 
@@ -76,10 +77,10 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
         raise BuildError("the folder has no C++ sources")
     if sys.platform == "win32":
         raise BuildError("Windows is not supported")
-    levels = list(LEVELS) if platform.machine().lower() in ("x86_64", "amd64") else ["base"]
     command = _compiler()
     flags = shlex.split(os.environ.get("CXXFLAGS", ""))
     try:
+        levels = levels_of(command)
         # In the target's folder, so that a folder that cannot be written fails at once, and one rename puts the library
         # in place.
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".native-") as temporary:
@@ -89,12 +90,12 @@ def build(folder: Path = FOLDER, target: Path = LIBRARY) -> str:
                 _run(command, folder, "-c", *COMMON, *file_flags, *flags, file, "-o", target)
                 return target
 
-            def compile_level(level: str) -> str:
-                return compile_file("attention.cpp", level, *LEVELS[level], f"-DLEVEL={level}")
-
             # The last levels take longest, so they begin first.
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                jobs = {level: pool.submit(compile_level, level) for level in reversed(levels)}
+                jobs = {
+                    level: pool.submit(compile_file, "attention.cpp", level, *LEVELS[level], f"-DLEVEL={level}")
+                    for level in reversed(levels)
+                }
             # Older compilers do not know the last levels.
             refused = {
                 level: jobs[level].exception() for level in levels if level != "base" and jobs[level].exception()
@@ -130,6 +131,14 @@ def _compiler() -> list[str]:
             return names
     candidates = f"CXX={chosen[0]}" if chosen else ", ".join(COMPILERS)
     raise BuildError(f"no C++ compiler found (tried {candidates})")
+
+
+def levels_of(command: list[str]) -> list[str]:
+    """Return the levels of the processors that a compiler compiles for, which may be another kind than this one."""
+    done = subprocess.run([*command, "-dumpmachine"], capture_output=True, text=True, check=False)
+    machine = done.stdout.partition("-")[0] or platform.machine().lower()
+    is_x86, is_arm = machine in ("x86_64", "amd64"), machine in ("aarch64", "arm64")
+    return [level for level in LEVELS if level == "base" or (is_arm if level == "neonbf16" else is_x86)]
 
 
 def _link(command: list[str], folder: Path, arguments: list[str]) -> None:

@@ -51,8 +51,8 @@ struct Call {
   // that of queries keys or factors.
   Tensor query, key, value;
   Table bias, key_table, query_table, value_table;
-  Tensor key_table_factors,
-      query_table_factors;            // (1 or batch, heads, n_q, key_rank), (1 or batch, heads, n_k, query_rank) sums
+  Tensor key_table_factors;           // (1 or batch, heads, n_q, key_rank) sums
+  Tensor query_table_factors;         // (1 or batch, heads, n_k, query_rank) sums
   Tensor query_factors, key_factors;  // (1 or batch, heads, n, rank) sums
   Tensor query_levels, key_levels;    // (1 or batch, heads, n, levels) sums
   Tensor dense;                       // (1 or batch, heads, n_q, n_k) in any dtype
@@ -68,10 +68,9 @@ struct Call {
   const void* d_log_sums;  // (batch, heads, n_q) sums, or null
   Tensor d_query, d_key, d_value;
   void *d_bias, *d_key_table, *d_query_table, *d_value_table;
-  void *d_key_table_factors,
-      *d_query_table_factors;             // (batch, heads, n_q, numbers), (row_parts, batch, heads, n_k, numbers)
-  void *d_query_factors, *d_key_factors;  // likewise
-  void *d_query_levels, *d_key_levels;    // likewise
+  void *d_key_table_factors, *d_query_table_factors;  // (batch, heads, n_q, ..), (row_parts, batch, heads, n_k, ..)
+  void *d_query_factors, *d_key_factors;              // likewise
+  void *d_query_levels, *d_key_levels;                // likewise
   Tensor d_dense;
 };
 

@@ -15,7 +15,7 @@ from .build import FOLDER, LEVELS, LIBRARY, source_hash
 
 REBUILD = "`python -m whereformer.kernels.native --build` builds it, or says what it lacks"
 
-_BFLOAT16 = ("avx512bf16", "amx")
+_BFLOAT16 = ("avx512bf16", "amx", "neonbf16")
 
 
 class LoadedLibrary(NamedTuple):
@@ -51,10 +51,10 @@ def find_library(folder: Path, path: Path, environment: Mapping[str, str]) -> Lo
 def choose_level(levels: tuple[str, ...]) -> str:
     """Return the highest of a library's levels that the processor supports and torch, which may be limited, uses."""
     order = list(LEVELS)
-    # Torch names only one level of AVX-512.
+    # Torch names only one level of AVX-512, and none of ARM.
     highest = {"AVX512": "avx512", "AVX2": "avx2"}.get(torch.backends.cpu.get_cpu_capability(), "base")
     supported = order[: order.index(highest) + 1]
-    if highest == "avx512":
+    if highest == "avx512" or "neonbf16" in levels:
         supported += bfloat16_levels()
     return next(level for level in reversed(levels) if level in supported)
 

@@ -6,6 +6,7 @@
 // What an object file of a level has besides float32: -DLEVEL=name picks a line of these.
 #define HALVES_avx512bf16 1
 #define HALVES_amx 1
+#define HALVES_neonbf16 1
 #define TILES_amx 1
 #define JOIN_(a, b) a##b
 #define JOIN(a, b) JOIN_(a, b)
@@ -38,6 +39,8 @@ INLINE Part<double> times(Part<double> c, double a, Part<double> b) { return b *
 INLINE Part<float> times(Part<float> c, PairsPart a, PairsPart b) {
 #if defined(__AVX512BF16__)
   return _mm512_dpbf16_ps(c, (__m512bh)a, (__m512bh)b);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+  return (Part<float>)vbfdotq_f32((float32x4_t)c, (bfloat16x8_t)a, (bfloat16x8_t)b);
 #else
   return (Part<float>)(b & 0xffff0000) * (Part<float>)(a & 0xffff0000) +
          ((Part<float>)(b << 16) * (Part<float>)(a << 16) + c);
@@ -74,8 +77,8 @@ INLINE void block(const Unit<F>* a, int64_t lda, const B* b, int64_t ldb, Sum<F>
   UNROLL for (int r = 0; r < R; r++) UNROLL for (int w = 0; w < W; w++) store_part(c + r * ldc + w * lanes, sums[r][w]);
 }
 
-// The rows of C in registers at a time: with AVX-512, 6 x 4 of 32 registers hold sums, with AVX2 6 x 2 of 16.
-template <class F> constexpr int HEIGHT = BYTES == 16 ? 2 : sizeof(Sum<F>) == 8 ? 3 : 6;
+// The rows of C in registers at a time: with AVX-512 and NEON, 6 x 4 of 32 registers hold sums, with AVX2 6 x 2 of 16.
+template <class F> constexpr int HEIGHT = sizeof(Sum<F>) == 4 ? 6 : BYTES == 16 ? 2 : 3;
 // The columns of C in registers at a time.
 template <class F> constexpr int64_t WIDTH = BYTES == 64 && sizeof(Sum<F>) == 4 ? 64 : L;
 

@@ -55,15 +55,8 @@ def _unavailable_on(device: torch.device) -> str | None:
         return f"needs a CUDA device, got {device.type}"
     if torch.version.hip is not None:
         return "needs an NVIDIA GPU, got one of AMD's"
-    major, minor = get_capability(device)
-    if major < 8:
-        return f"needs compute capability 8.0, got {major}.{minor}"
-    return None
-
-
-def get_capability(device: torch.device) -> tuple[int, int]:
-    """Return the compute capability of a GPU."""
-    return torch.cuda.get_device_capability(device)
+    major, minor = torch.cuda.get_device_capability(device)
+    return None if major >= 8 else f"needs compute capability 8.0, got {major}.{minor}"
 
 
 def is_interpreted() -> bool:

@@ -106,7 +106,7 @@ def choose_blocks(kernel: str, call: Call) -> Blocks:
     is_float = torch.float32 in [tensor.dtype for tensor in (call.value, call.query_factors) if tensor is not None]
     is_rich = any(tensor is not None for tensor in (call.query_factors, call.dense, call.query_positions))
     is_rich = is_rich or (kernel == "square" and (has_vectors or is_float))
-    capability, _ = available.get_capability(call.value.device)
+    capability, _ = torch.cuda.get_device_capability(call.value.device)
     # Tiles of the first of these kinds that has them
     if is_float:
         kind = "rich float" if is_rich or has_vectors else "float"

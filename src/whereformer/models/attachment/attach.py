@@ -129,6 +129,9 @@ def attach_with_settings(
     if not calls:
         loads = model.config.model_type in FAMILIES
         instead = "; whereformer.load_pretrained converts it to an encoder that accepts any method" if loads else ""
+        if model.config.model_type == "longt5":
+            window = f"T5's bias with window={model.config.local_radius}"
+            instead = f"; its local attention is {window}, see the guide 'Coming from SDPA'"
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
     undo: Undo = []
