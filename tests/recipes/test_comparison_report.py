@@ -86,7 +86,7 @@ def test_examples_are_words_that_methods_fill_in_and_where_they_differ():
     (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=False)
     rows = [[cell.text for cell in row] for row in sheet.rows]
     assert rows[0] == ["aa bb ____ dd ee ff gg hh ii jj kk ll mm nn oo pp qq", "cc", "tisa and rope", "none: dd"]
-    assert all("tisa" in right and "none" in others for _, _, right, others in rows)
+    assert all("tisa" in right and "none" in wrong for _, _, right, wrong in rows)
     assert [word for _, word, *_ in rows] == ["cc", "ee", "gg", "ii"]
     (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=True)
     assert [cell.text for cell in sheet.rows[0]][:2] == ["aa bb ____", "cc"]

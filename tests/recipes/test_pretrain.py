@@ -464,12 +464,13 @@ def test_windows_grow(text, tmp_path, monkeypatch):
 
     def batch(self, step):
         windows = real(self, step)
-        shapes.append(tuple(windows["input_ids"].shape))
+        if len(self.stages) > 1:  # held-out text has one
+            shapes.append(tuple(windows["input_ids"].shape))
         return windows
 
     monkeypatch.setattr(Windows, "batch", batch)
     results = run(text, tmp_path, "--position=learned", "--grow")
-    assert [shape for shape in shapes if shape[0] > 4] == [(8, 8)] * 2 + [(16, 16)] * 3
+    assert shapes == [(8, 8)] * 2 + [(4, 16)] * 4
     assert results["tokens"] == 6 * 64
     # Position tables are as long as the longest window.
     assert results["positional_parameters"] == 16 * 16

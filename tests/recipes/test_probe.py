@@ -1,6 +1,7 @@
 """Probes end to end, at sizes that take seconds, and what their numbers say."""
 
 import json
+import statistics
 
 import pytest
 import torch
@@ -180,7 +181,7 @@ def outcome(accuracy, longer=GUESS, error=0.01):
 def test_the_marks_of_a_cell(accuracies, text, detail):
     result = CellResult.of([outcome(accuracy) for accuracy in accuracies], 0)
     assert (result.cell.text, result.cell.detail, result.is_solved) == (text, detail, text.endswith("*"))
-    assert result.cell.style.startswith("background: #")
+    assert result.cell.style == f"--share: {statistics.median(accuracies):.1%}"
 
 
 def test_cells_without_a_number():
@@ -194,11 +195,11 @@ def test_cells_without_a_number():
 
 def test_examples_are_a_solved_and_a_failed_row(monkeypatch):
     recipe = Probe(length=4, steps=1, positions=["none", "tisa"], tasks=["reverse", "brackets"])
-    found = {task: probe.find_examples(recipe.build("none", 0).eval(), task, 4) for task in recipe.tasks}
-    ((word, inputs, right, said),) = found["reverse"]
+    rows_of = {task: probe.find_examples(recipe.build("none", 0).eval(), task, 4) for task in recipe.tasks}
+    ((word, inputs, right, answers),) = rows_of["reverse"]
     assert (word, inputs.split()) == ("failed", right.split()[::-1])
-    assert said.split() != right.split()
-    assert set(found["brackets"][-1][1].split()) <= {"(", ")"}
+    assert answers.split() != right.split()
+    assert set(rows_of["brackets"][-1][1].split()) <= {"(", ")"}
     results = {
         (0, task, name): ProbeResult(
             [[0.5, 0.1, 0.01]] * 3, examples=[["solved" if name == "tisa" else "failed", *"abc"]]

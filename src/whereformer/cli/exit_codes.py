@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -41,6 +43,7 @@ def exit_on_error(command: Any = None) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         default = getattr(command, "INTERRUPTED", "finished work is saved; run the same command to continue")
         message = str(stop) or (default if command is not None else "")
+        atexit.register(gc.freeze)  # Python's last collection would take a second
         raise SystemExit(_fail(f"interrupted{message and '; '}{message}", 130)) from None
     except BrokenPipeError:
         with suppress(OSError):  # or Python would report it again when it exits

@@ -11,8 +11,6 @@ from ..data.windows import IGNORED
 from ..errors import join_words
 from .sheet import Column, Sheet
 
-Rows = list[list[str]]
-"""A row has a cell for each column."""
 MAX_ROWS = 20
 BLANK, CONTEXT = "____", 14
 """What stands for a word to fill in, and the tokens that are shown on each side of it."""
@@ -20,22 +18,20 @@ MODEL_ANSWERS = ("text", "word", "right", "wrong")
 """The columns of :func:`compare_answers`' rows."""
 
 
-def build_sheet(title: str, columns: Sequence[str], rows: Rows, note: str = "") -> list[Sheet]:
+def build_sheet(title: str, columns: Sequence[str], rows: list[list[str]], note: str = "") -> list[Sheet]:
     """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
-    heads = [Column(name, left=True, wraps=True) for name in columns]
-    full = [row for row in rows if len(row) == len(columns)]
-    notes = (note,) if note else ()
+    heads, notes = [Column(name, left=True, wraps=True) for name in columns], (note,) if note else ()
+    full = [row for row in rows if len(row) == len(heads)]
     return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
 
 
 def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[str]:
-    """Return a row: the text, its right answer, the models that give it, and the others with what they answer."""
-    wrong: dict[str, list[str]] = {}
+    """Return a row: the text, its right answer, the models that give it, and the others with their answers."""
+    names_of: dict[str, list[str]] = {right: []}
     for name, answer in answers.items():
-        if answer != right:
-            wrong.setdefault(answer, []).append(name)
-    mistakes = "; ".join(f"{join_words(names)}: {answer}" for answer, names in wrong.items())
-    return [text, right, join_words([name for name, answer in answers.items() if answer == right]), mistakes]
+        names_of.setdefault(answer, []).append(name)
+    mistakes = [f"{join_words(names)}: {answer}" for answer, names in names_of.items() if answer != right]
+    return [text, right, join_words(names_of[right]), "; ".join(mistakes)]
 
 
 def find_words(tokenizer: Any, labels: Tensor, limit: int) -> list[int]:
@@ -43,25 +39,29 @@ def find_words(tokenizer: Any, labels: Tensor, limit: int) -> list[int]:
 
     The result has indices among the labels, not among the tokens.
     """
-    tokens = (labels != IGNORED).nonzero().flatten()[:limit].tolist()
-    words = tokenizer.convert_ids_to_tokens(labels[tokens].tolist())
-    return [index for index, word in enumerate(words) if len(word.lstrip("Ġ▁")) > 1 and word.lstrip("Ġ▁").isalpha()]
+    ids = labels[labels != IGNORED][:limit].tolist()
+    words = [word.lstrip("Ġ▁") for word in tokenizer.convert_ids_to_tokens(ids)]
+    return [index for index, word in enumerate(words) if len(word) > 1 and word.isalpha()]
 
 
-def blank_out(tokenizer: Any, inputs: Tensor, labels: Tensor, index: int, *, causal: bool = False) -> str:
-    """Return the text around a label with a blank in its place; other masked tokens are filled in.
+def fill_blank(
+    tokenizer: Any, inputs: Tensor, labels: Tensor, index: int, answers: Sequence[int], *, causal: bool = False
+) -> tuple[str, list[str]]:
+    """Return the text around a label, with a blank in its place, and the words of the label and of answers.
 
     Args:
         tokenizer: decodes ids.
-        inputs, labels: (tokens,).
+        inputs, labels: (tokens,). Other labels' tokens are filled in.
         index: which of the labels.
+        answers: ids.
         causal: whether the model sees only the text before the blank.
     """
     tokens = inputs.where(labels == IGNORED, labels)
-    at = int((labels != IGNORED).nonzero().flatten()[index])
-    sides = tokens[max(0, at - CONTEXT) : at], tokens[at + 1 : at + 1 + (0 if causal else CONTEXT)]
+    blank = int((labels != IGNORED).nonzero().flatten()[index])
+    sides = tokens[max(0, blank - CONTEXT) : blank], tokens[blank + 1 :][: 0 if causal else CONTEXT]
     before, after = (" ".join(decode(tokenizer, side).split()) for side in sides)
-    return f"{before} {BLANK} {after}".strip()
+    words = [tokenizer.decode([token]).strip() for token in (int(tokens[blank]), *answers)]
+    return f"{before} {BLANK} {after}".strip(), words
 
 
 def decode(tokenizer: Any, ids: Tensor) -> str:

@@ -222,21 +222,19 @@ class Run:
         self.labels, self.finished = [name_key(key, keys) or task.replace("_", " ") for key in missing], 0
         self.counts = counts = _shared_array(len(missing))
         self.losses = _shared_array(len(missing))
-        waiting = set(missing)
+        values = {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in missing}
         with closing(self._run_jobs(missing, function, shared, min(self.jobs, len(missing)))) as work:
             for key, result in work:
                 self._append_record(names[key], result)
                 self.finished += 1
                 if self.ray is not None:  # other machines do not count their steps here
                     counts[missing.index(key)] = sizes[key]
-                waiting.remove(key)
-                if waiting:
-                    on_result(
-                        {key: _build(kind, self.records[names[key]]["value"]) for key in keys if key not in waiting}
-                    )
+                values[key] = _build(kind, self.records[names[key]]["value"])
+                if len(values) < len(keys):
+                    on_result(values)
         self.done += new
         self.counts = None
-        return {key: _build(kind, self.records[name]["value"]) for key, name in names.items()}
+        return {key: values[key] for key in keys}
 
     def sum_seconds(self, task: str, keys: Iterable[Key]) -> float:
         """Return the seconds that a task took for some keys together, as if they had run one after another."""
@@ -284,19 +282,19 @@ class Run:
         context = multiprocessing.get_context("spawn")
         stops, begun = _shared_array(1), _shared_array(jobs)
         begin = (self, self.counts, self.losses, stops, begun, context.Value("i", 0))
-        # What is large comes with each job: a process that begins would read it from a pipe only after its imports,
-        # and this process would wait, and react to no signal.
+        # Large data comes with each job: a process that begins would read it from a pipe only after its imports, and
+        # this process would wait for that, and not react to signals.
         work = pickle.dumps((function, shared))
         unrelated = multiprocessing.active_children()  # such as processes of the script that calls this
         pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_begin, initargs=begin)
         waiting: dict[Future[JobResult], Key] = {}
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # in processes that begin, too
+        _mask_interrupts("SIG_BLOCK")  # in processes that begin, too
         try:
             try:
                 waiting |= {pool.submit(_run_job, slot, key, work): key for slot, key in enumerate(keys)}
             finally:
                 processes = [process for process in multiprocessing.active_children() if process not in unrelated]
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+                _mask_interrupts("SIG_UNBLOCK")
             with handle_signals(signal.default_int_handler, signal.SIGTERM):  # raises, so that jobs save below
                 while waiting:
                     done, _ = wait(waiting, return_when=FIRST_COMPLETED)
@@ -399,9 +397,8 @@ def _build(kind: Any, value: Any) -> Any:
 def name_key(key: Key, keys: Sequence[Key]) -> str:
     """Return a key for people to read, without the parts that all keys have in common; numbers are seeds."""
     varying = [part for part, *rest in zip(key, *keys, strict=True) if len(set(rest)) > 1]
-    parts = varying or [part for part in key if isinstance(part, str)]
-    names = [part for part in parts if isinstance(part, str)]
-    return " ".join([*names, *(f"seed {part}" for part in parts if not isinstance(part, str))])
+    names = [part for part in varying or key if isinstance(part, str)]
+    return " ".join([*names, *(f"seed {part}" for part in varying if not isinstance(part, str))])
 
 
 def _label(name: str) -> str:
@@ -469,6 +466,12 @@ def handle_signals(handler: Any, *signals: signal.Signals) -> Iterator[None]:
             signal.signal(number, earlier)
 
 
+def _mask_interrupts(how: str) -> None:
+    """Block SIGINT, which then waits, or unblock it, except on Windows, which cannot."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(getattr(signal, how), {signal.SIGINT})
+
+
 _this: dict[str, Any] = {}
 """The run, number and shared numbers of this process, if it is one of several."""
 
@@ -476,7 +479,7 @@ _this: dict[str, Any] = {}
 def _begin(run: Run, counts: Any, losses: Any, stops: Any, begun: Any, number: Any) -> None:
     """Prepare a process of several."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # except while it runs a job
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _mask_interrupts("SIG_UNBLOCK")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with number.get_lock():
         index = number.value

@@ -5,11 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..errors import join_words
 
@@ -43,11 +42,6 @@ class Cell:
     title: str = ""  # the text that a page shows when a pointer is over the cell
     style: str = ""  # the colors on a page, as CSS
 
-    @property
-    def value(self) -> float | str:
-        """The number with all its digits, or the text."""
-        return self.text if self.order is None or isinstance(self.order, str) else self.order
-
     @classmethod
     def of_seeds(
         cls, values: Sequence[float], show: Callable[[float], str], end: Callable[[float], str] | None, **fields: Any
@@ -78,6 +72,9 @@ class Sheet:
     ) -> Sheet:
         """Make a sheet. Columns and cells that have only text can be strings."""
         heads = [column if isinstance(column, Column) else Column(column) for column in columns]
+        heads = [
+            replace(head, left=head.left or index == fields.get("name_column", 0)) for index, head in enumerate(heads)
+        ]
         full = [tuple(cell if isinstance(cell, Cell) else Cell(cell, order=cell) for cell in row) for row in rows]
         return cls(title, tuple(heads), tuple(full), **fields)
 
@@ -89,92 +86,69 @@ class Sheet:
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
         yield Styled(self.title, "bold")
-        widths = self._fit(options.max_width)
-        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(column.name for column in self.columns))
+        heads, *rows = texts = self._texts("{}\n{}")
+        widths = self._fit(texts, options.max_width)
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_header=any(heads))
         for index, width in widths.items():
-            column = self.columns[index]
-            head = _lines(column.name, column.detail)
-            table.add_column(head, justify="left" if self._has_text(index) else "right", overflow="fold", width=width)
-        for number, row in enumerate(self.rows):
-            texts = (_lines(row[index].text, row[index].detail) for index in widths)
-            table.add_row(*texts, style="dim" if self.looks.get(number) == "dim" else None)
+            justify: Literal["left", "right"] = "left" if self.columns[index].left else "right"
+            table.add_column(heads[index], justify=justify, overflow="fold", width=width)
+        for number, row in enumerate(rows):
+            style = "dim" if self.looks.get(number) == "dim" else None
+            table.add_row(*(row[index] for index in widths), style=style)
         yield table
-        if len(widths) < len(self.columns):
-            left_out = [column for index, column in enumerate(self.columns) if index not in widths]
-            names = join_words([_with_detail(column.name, column.detail) for column in left_out])
-            yield Styled(f"The terminal has no room for {names}; report.md has all columns.", "dim")
+        if left_out := [head.replace("\n", " ") for index, head in enumerate(heads) if index not in widths]:
+            yield Styled(f"The terminal has no room for {join_words(left_out)}; report.md has all columns.", "dim")
         yield from (Styled(note, "dim") for note in self.notes)
 
-    def _has_text(self, index: int) -> bool:
-        """Return whether a column begins at the left, and may break between words."""
-        return self.columns[index].left or index == self.name_column
+    def _texts(self, form: str) -> list[list[str]]:
+        """Return the texts of the header and of each row. ``form``, such as "{} ({})", joins a text with its detail."""
+        rows = [[(column.name, column.detail) for column in self.columns]]
+        rows += [[(cell.text, cell.detail) for cell in row] for row in self.rows]
+        return [[form.format(text, detail) if detail else text for text, detail in row] for row in rows]
 
-    def _fit(self, max_width: int) -> dict[int, int]:
+    def _fit(self, texts: Sequence[Sequence[str]], max_width: int) -> dict[int, int]:
         """Return the columns that have room next to each other, with their widths.
 
-        The last of the optional columns is left out first, and the column with the rows' names last.
+        The last of the optional columns is left out first, and the column with the rows' names last. Only columns with
+        text may break, between words.
         """
         from rich.cells import cell_len
 
         widths, smallest = dict[int, int](), dict[int, int]()
-        for index, column in enumerate(self.columns):
-            cells = [_lines(row[index].text, row[index].detail) for row in self.rows]
-            lines = [line for cell in (_lines(column.name, column.detail), *cells) for line in cell.split("\n")]
+        for index, cells in enumerate(zip(*texts, strict=True)):
+            lines = "\n".join(cells).split("\n")
             widths[index] = smallest[index] = max(map(cell_len, lines))
-            if self._has_text(index):
-                longest = max((cell_len(word) for line in lines for word in line.split()), default=0)
-                smallest[index] = min(longest, MAX_WORD)
+            if self.columns[index].left:
+                smallest[index] = min(max(map(cell_len, " ".join(lines).split()), default=0), MAX_WORD)
         order = sorted(widths, key=lambda index: (index == self.name_column, not self.columns[index].optional, -index))
-        gap = 3  # between columns
-        while sum(smallest[index] + gap for index in widths) >= max_width + 2 and len(widths) > 1:
+        room, gap = max_width + 1, 3  # a column has a gap behind it, and the edges are two less
+        while len(widths) > 1 and sum(smallest[index] + gap for index in widths) > room:
             del widths[order.pop(0)]
-        while sum(widths.values()) + gap * len(widths) >= max_width + 2:
+        while sum(width + gap for width in widths.values()) > room:
             wide = [index for index in widths if widths[index] > smallest[index]]
             if not wide:  # a single column, which is folded
                 break
             widths[max(wide, key=widths.__getitem__)] -= 1
         return widths
 
-    @property
-    def file(self) -> str:
-        """The name of its file of comma-separated values; "" for a table without names of columns."""
-        return file_name(self.title, "csv") if any(column.name for column in self.columns) else ""
-
     def csv(self) -> str:
-        """Return the table as comma-separated values: numbers with all their digits, and details in their own column.
-
-        So a range over seeds stands beside the median.
-        """
-        heads = [Cell(_lines(column.name, column.detail).replace("\n", " "), "detail") for column in self.columns]
-        detailed = [any(row[index].detail for row in self.rows) for index in range(len(heads))]
-        lines = [
-            [part for cell, both in zip(row, detailed, strict=True) for part in (cell.value, cell.detail)[: 1 + both]]
-            for row in (heads, *self.rows)
-        ]
+        """Return the table as comma-separated values: numbers with all digits, and details in a column next to them."""
+        columns = list[list[float | str]]()
+        for index, column in enumerate(self.columns):
+            cells = [row[index] for row in self.rows]
+            values = [cell.text if cell.order is None or isinstance(cell.order, str) else cell.order for cell in cells]
+            columns.append([f"{column.name} {column.detail}".strip(), *values])
+            if any(cell.detail for cell in cells):
+                columns.append(["detail", *(cell.detail for cell in cells)])
         file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows(lines)
+        csv.writer(file, lineterminator="\n").writerows(zip(*columns, strict=True))
         return file.getvalue()
 
     def markdown(self) -> list[str]:
         """Return the table's lines in Markdown. Details stand in parentheses."""
-        heads = [_with_detail(column.name, column.detail) for column in self.columns]
-        rows = [[_with_detail(cell.text, cell.detail) for cell in row] for row in self.rows]
-        is_left = [column.left or index == self.name_column for index, column in enumerate(self.columns)]
-        bars = ["---" if left else "---:" for left in is_left]
+        heads, *rows = [[text.replace("|", "\\|") for text in row] for row in self._texts("{} ({})")]
+        bars = ["---" if column.left else "---:" for column in self.columns]
         return [f"| {' | '.join(line)} |" for line in (heads, bars, *rows)]
-
-
-def file_name(title: str, kind: str) -> str:
-    """Return the name of the file of a table or figure, by its title."""
-    return f"{re.sub('[^a-z0-9]+', '-', title.lower()).strip('-')[:60] or 'figure'}.{kind}"
-
-
-def _lines(text: str, detail: str) -> str:
-    return f"{text}\n{detail}" if detail else text
-
-
-def _with_detail(text: str, detail: str) -> str:
-    return (f"{text} ({detail})" if detail else text).replace("|", "\\|")
 
 
 def plain(number: float) -> str:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from .report import report, score_report
     from .run import Run
 else:
-    manifest, examples, loading = lazy_modules("manifest", "lab.examples", "lab.loading")
-    (training,) = lazy_modules("lab.train")
-    score_report, report = lazy_modules("lab.report.score_report", "lab.report.report")
+    manifest, loading, training = lazy_modules("manifest", "lab.loading", "lab.train")
+    score_report, report, examples = lazy_modules("lab.report.score_report", "lab.report.report", "lab.examples")
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class TrainingResult:
     scores: Annotated[list[Any], list[tuple[int, dict[str, float]]]]  # the held-out scores by name, each with its step
     saved: dict[str, float]  # the held-out scores of the saved model
     about: dict[str, Any]  # sizes of the model and of the data
-    # What the saved model answers, in the columns of the recipe's ANSWERS; earlier versions recorded none.
+    # Answers of the saved model, in the columns of the recipe's ANSWERS; earlier versions recorded none.
     examples: list[list[str]] = field(default_factory=list)
 
     @property

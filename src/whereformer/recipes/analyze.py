@@ -84,28 +84,27 @@ class Analyze(Recipe):
         names = short if len(set(short)) == len(short) else self.model
         for path in self.model:
             loading.check_exists(path)  # before work on other models begins
-        scores = self.read_scores()
-        for path, name in zip(self.model, names, strict=True):
+        for path, name, score in zip(self.model, names, self.read_scores(), strict=True):
             run.log(f"analyzing {name}")
             with torch.no_grad():
-                model = analyze_model(path, name, self, run.device)
-            models.append(replace(model, score=scores.get(path, scores.get(Path(path).name))))
+                models.append(replace(analyze_model(path, name, self, run.device), score=score))
         content = {"models": [model.to_dict() for model in models]}
         write_atomically(self.out / FINDINGS, json.dumps(content, allow_nan=False, indent=1) + "\n")
         return head_report.build_report(models)
 
-    def read_scores(self) -> dict[str, float]:
-        """Return the models' scores by their names in the table; an InputError if a model has none."""
+    def read_scores(self) -> list[float | None]:
+        """Return the score of each model in the table; None without a table. A missing score is an InputError."""
         if self.scores is None:
-            return {}
-        scores: dict[str, float] = {}
-        for name, score in read.Table("scores", self.scores).rows(("model", "score")):
+            return [None for _ in self.model]
+        table = {str(name): score for name, score in read.Table("scores", self.scores).rows(("model", "score"))}
+        scores: list[float | None] = []
+        for path in self.model:
+            score = table.get(path, table.get(Path(path).name))
             try:
-                scores[str(name)] = float(score)
+                scores.append(float(score))
             except (TypeError, ValueError):
-                raise InputError("scores", f"expected a number for {name}, got {score!r}") from None
-        if missing := [path for path in self.model if not {path, Path(path).name} & scores.keys()]:
-            raise InputError("scores", f"{self.scores} has no score for {missing[0]}; it has {', '.join(scores)}")
+                got = f"{score!r}; it has {', '.join(table)}"
+                raise InputError("scores", f"expected a number for {path} in {self.scores}, got {got}") from None
         return scores
 
 

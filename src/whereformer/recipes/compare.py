@@ -263,12 +263,7 @@ class Compare(ManyRuns):
             run.log(f"{self.minutes:g} minutes: {steps:,} steps for each method")
             recipe = replace(self, minutes=None, steps=steps)
         run.record_hash("text", text.fingerprint)
-        result = recipe.compare(run, data)
-        if self.minutes is None or not result.advice:
-            return result
-        purpose, _, duration = result.advice.partition(" (")
-        answer = f"{self.minutes:g} minutes were not enough {purpose.lower()}; that takes {duration.rstrip(')')}."
-        return replace(result, sentences=[*result.sentences, answer])
+        return recipe.compare(run, data)
 
     def compare(self, run: Run, data: EncodedData) -> report.Report:
         """Search the learning rate of each method, train it with every seed, and return the report."""
@@ -297,12 +292,12 @@ class Compare(ManyRuns):
             kind=comparison_report.ComparisonResult,
             steps=self.steps,
             problem=partial(self.find_problem, num_labels=data.held_out.count_labels()),
-            on_result=lambda done: self.say_so_far(run, data, done),
+            on_result=partial(self.log_advice, run, data),
         )
         seconds = run.sum_seconds("search", searches) + run.sum_seconds("train", outcomes)
         return self.report(data, outcomes, rates, seeds, searches, seconds / min(run.jobs, len(self.positions)))
 
-    def say_so_far(self, run: Run, data: EncodedData, outcomes: Mapping[tuple[int, str], ComparisonResult]) -> None:
+    def log_advice(self, run: Run, data: EncodedData, outcomes: Mapping[tuple[int, str], ComparisonResult]) -> None:
         """Log the advice that the models trained so far support."""
         runs = group_runs(outcomes)
         if len(runs) > 1:
@@ -539,8 +534,7 @@ class Compare(ManyRuns):
             for (seed, name), outcome in outcomes.items()
             if outcome.failed
         }
-        by_name = group_runs(outcomes)
-        runs = {name: by_name[name] for name in self.positions if name in by_name and name not in failed}
+        runs = {name: models for name, models in group_runs(outcomes).items() if name not in failed}
         problem = "; ".join(failed.values())
         if not runs:
             return report.Report(title, ["No method has a result."], values=outcomes, problem=problem)

@@ -136,36 +136,25 @@ def build_examples(
 ) -> list[Sheet]:
     """Return a table of words of held-out text that methods fill in, by the models of the first seed.
 
-    First come words that the baseline, the method without positions, does not know, by how many methods do, and then
-    words on which the methods differ most.
+    First come words that the baseline, the method without positions, does not know; and first among these, words on
+    which the methods differ most.
     """
     answers_of = {name: models[min(models)].answers for name, models in runs.items()}
-    limit = min(map(len, answers_of.values()))
-    if not limit:
+    if not (limit := min(map(len, answers_of.values()))):
         return []
-    inputs, labels = held_out.inputs, held_out.labels
-    targets = labels[labels != IGNORED].tolist()
-    words = examples.find_words(tokenizer, labels, limit)
-    methods = [name for name in answers_of if name != baseline]
-    right = {word: sum(answers_of[name][word] == targets[word] for name in methods) for word in words}
-    learned = [
-        word for word in words if baseline in answers_of and answers_of[baseline][word] != targets[word] and right[word]
-    ]
-    differing = [word for word in words if 0 < right[word] < len(methods)]
-    chosen: list[int] = []
-    for candidates, enough in (
-        (sorted(learned, key=lambda word: -right[word]), examples.MAX_ROWS * 3 // 5),
-        (sorted(differing, key=lambda word: abs(2 * right[word] - len(methods))), examples.MAX_ROWS),
-    ):
-        for word in candidates:
-            if len(chosen) < enough and all(abs(word - earlier) > APART for earlier in chosen):
-                chosen.append(word)
-    rows = []
-    for word in chosen:
-        ids = [targets[word], *(answers[word] for answers in answers_of.values())]
-        answer, *by_name = (tokenizer.decode([token]).strip() for token in ids)
-        text = examples.blank_out(tokenizer, inputs, labels, word, causal=causal)
-        rows.append(examples.compare_answers(text, answer, dict(zip(answers_of, by_name, strict=True))))
+    targets = held_out.labels[held_out.labels != IGNORED].tolist()
+    words = examples.find_words(tokenizer, held_out.labels, limit)
+    right = {word: [name for name in runs if answers_of[name][word] == targets[word]] for word in words}
+    differing = [word for word in words if 0 < len(right[word]) < len(runs)]
+    chosen, rows = list[int](), []
+    for word in sorted(differing, key=lambda word: (baseline in right[word], abs(2 * len(right[word]) - len(runs)))):
+        if len(chosen) < examples.MAX_ROWS and all(abs(word - earlier) > APART for earlier in chosen):
+            chosen.append(word)
+            answers = [ids[word] for ids in answers_of.values()]
+            text, (answer, *by_name) = examples.fill_blank(
+                *(tokenizer, held_out.inputs, held_out.labels, word, answers), causal=causal
+            )
+            rows.append(examples.compare_answers(text, answer, dict(zip(runs, by_name, strict=True))))
     note = f"Held-out text with a word left out ({examples.BLANK}), the first seed's models, and what each answers."
     return examples.build_sheet("What does it get right?", examples.MODEL_ANSWERS, rows, note)
 

@@ -404,6 +404,7 @@ class Evaluator:
         self.documents, self.short = documents, documents[:, : teacher.room]
         self.short_vectors, self.passages = _vectors(teacher, self.short), _vectors(teacher, passages)
         self.chunks = chunk_means(teacher, documents, teacher.limit)
+        self.owners = torch.arange(len(documents), device=self.passages.device).repeat_interleave(PASSAGES)
 
     def __call__(self, student: encoders.SentenceEncoder) -> list[float]:
         """Return how good a student is.
@@ -419,22 +420,19 @@ class Evaluator:
 
     def retrieval_accuracy(self, documents: Tensor) -> float:
         """Return the share of passages to which their own document's vector, (documents, hidden_size), is nearest."""
-        owner, nearest = self.find(documents)
-        return float((nearest == owner).float().mean())
+        return float((self.find_documents(documents) == self.owners).float().mean())
 
-    def find(self, documents: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the document of each passage, (passages,), and the one whose vector is nearest to its own."""
-        owner = torch.arange(len(documents), device=documents.device).repeat_interleave(PASSAGES)
-        return owner, (self.passages @ documents.T).argmax(1)
+    def find_documents(self, documents: Tensor) -> Tensor:
+        """Return the document, (passages,), whose vector is nearest to each passage."""
+        return (self.passages @ documents.T).argmax(1)
 
     def examples(self, student: encoders.SentenceEncoder) -> list[list[str]]:
         """Return the first passage that finds its document, and the first that does not, with both documents."""
-        owner, nearest = self.find(_vectors(student, self.documents))
-        rows = []
-        for word, is_found in (("found", True), ("missed", False)):
-            for passage in ((owner == nearest) == is_found).nonzero().flatten().tolist()[:1]:
-                beginnings = (self.documents[int(documents[passage]), :BEGINNING] for documents in (owner, nearest))
-                ids = [self.passage_ids[passage], *beginnings]
+        rows, nearest = list[list[str]](), self.find_documents(_vectors(student, self.documents))
+        for word, is_shown in (("found", nearest == self.owners), ("missed", nearest != self.owners)):
+            for passage in is_shown.nonzero().flatten().tolist()[:1]:
+                documents = [self.documents[int(of[passage]), :BEGINNING] for of in (self.owners, nearest)]
+                ids = [self.passage_ids[passage], *documents]
                 rows.append([word, *(examples.decode(self.tokenizer, part) for part in ids)])
         return rows
 

@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from ..lab.run import Run
 else:
     torch = LazyModule("torch")
-    metrics, verdicts = lazy_modules("analysis.metrics", "analysis.verdicts")
+    metrics, verdicts, examples = lazy_modules("analysis.metrics", "analysis.verdicts", "lab.examples")
     positions, batches = lazy_modules("positions", "data.batches")
     glue, labeled, loading = lazy_modules("data.glue", "data.labeled", "lab.loading")
-    (examples,) = lazy_modules("lab.examples")
     training, score_report, report = lazy_modules("lab.train", "lab.report.score_report", "lab.report.report")
 
 OWN = "own"  # the name of the model's own positions, as it was pretrained
@@ -358,13 +357,13 @@ class Finetune(ManyRuns, Trains):
         answers_of = {name: results[task, name, seed].answers for name in self.variants}
         data, rows = self.prepared.tasks[task], list[list[str]]()
         split, classes = next(iter(data.eval_splits.values())), data.task.classes or ()
-        for number, answers in enumerate(zip(*answers_of.values(), strict=False)):
-            if len(set(answers)) > 1 and len(rows) < examples.MAX_ROWS:
-                text = examples.decode(self.prepared.tokenizer, torch.tensor(split.rows[number][0]))
-                classes_of = {name: classes[answer] for name, answer in zip(answers_of, answers, strict=True)}
-                rows.append(examples.compare_answers(text, classes[int(split.labels[number])], classes_of))
-        title = f"Inputs of {task} whose answer changes"
-        return examples.build_sheet(title, examples.MODEL_ANSWERS, rows, f"Of seed {seed}, the first such inputs.")
+        for row, label, *answers in zip(split.rows, split.labels, *answers_of.values(), strict=False):
+            if len(set(answers)) > 1:
+                text = examples.decode(self.prepared.tokenizer, torch.tensor(row[0]))
+                words = {name: classes[answer] for name, answer in zip(answers_of, answers, strict=True)}
+                rows.append(examples.compare_answers(text, classes[int(label)], words))
+        title, note = f"Inputs of {task} whose answer changes", f"Of seed {seed}, the first such inputs."
+        return examples.build_sheet(title, examples.MODEL_ANSWERS, rows[: examples.MAX_ROWS], note)
 
 
 # Tables.

@@ -53,20 +53,7 @@ PANEL = 92
 def build_report(models: Sequence[ModelFindings]) -> Report:
     """Return the report on models, at least one. Equal findings give identical reports."""
     sentences, parts = [write_verdict(models)], list[Sheet | Figure]([build_models_sheet(models)])
-    of, shares = choose_toeplitzness(models)
-    scored = {
-        model.name: (shares[model.name], model.score)
-        for model in models
-        if model.score is not None and model.name in shares
-    }
-    if len(scored) > 1:
-        parts.append(draw_scores(of, scored))
-        pairs = [*zip(*scored.values(), strict=True)]
-        if len(scored) > 2 and min(len(set(values)) for values in pairs) > 1:
-            sentences.append(
-                f"Scores and the Toeplitzness of the {of} of {len(scored)} models have a correlation of "
-                f"{correlation(*pairs):.2f}."
-            )
+    parts += draw_scores(models)
     for model in models:
         prefix = f"{model.name}: " if len(models) > 1 else ""
         parts += _parts(model, prefix)
@@ -167,17 +154,28 @@ def build_kernels_sheet(model: ModelFindings) -> Sheet:
     return Sheet.of(f"Kernels of {model.name}, in numbers", columns, rows, notes=(formula,), folded=True)
 
 
-def draw_scores(of: str, scored: dict[str, tuple[float, float]]) -> Figure:
-    """Return the TISA paper's Figure 2: each model's Toeplitzness and score, both given by the model's name."""
+def draw_scores(models: Sequence[ModelFindings]) -> list[Figure]:
+    """Return the TISA paper's Figure 2, each model's Toeplitzness and score, if several models have both."""
+    of, shares = choose_toeplitzness(models)
+    points = {
+        model.name: (shares[model.name], model.score)
+        for model in models
+        if model.name in shares and model.score is not None
+    }
+    if len(points) < 2:
+        return []
+    columns, caption = [*zip(*points.values(), strict=True)], "Each point is a model."
+    if len(points) > 2 and min(len(set(values)) for values in columns) > 1:
+        caption += f" The correlation is {correlation(*columns):.2f}."
 
     def paint(canvas: Canvas) -> None:
         axes = canvas.add_subplot(xlabel=f"Toeplitzness of the {of}", ylabel="score")
-        for name, point in scored.items():
+        for name, point in points.items():
             axes.plot(*point, "o", color="C0")
             axes.annotate(name, point, (5, 4), textcoords="offset points", size=9)
         axes.margins(x=0.25, y=0.15)
 
-    return Figure("Score over Toeplitzness", paint, "Each point is a model.")
+    return [Figure("Score over Toeplitzness", paint, caption)]
 
 
 def build_look(model: ModelFindings) -> dict[str, Any] | None:

@@ -29,8 +29,7 @@ else:
     torch = LazyModule("torch")
     models, held_out, corpus = lazy_modules("models", "analysis.held_out", "data.corpus")
     encode, read, tokenizers = lazy_modules("data.encode", "data.read", "data.tokenizers")
-    text_windows, methods = lazy_modules("data.windows", "lab.methods")
-    (examples,) = lazy_modules("lab.examples")
+    text_windows, methods, examples = lazy_modules("data.windows", "lab.methods", "lab.examples")
     training, score_report = lazy_modules("lab.train", "lab.report.score_report")
 
 
@@ -295,17 +294,16 @@ class Pretrain(TrainingRecipe):
 
 
 def fill_in(model: Any, prepared: PreparedPretraining) -> list[list[str]]:
-    """Return held-out text with masked words, and what a masked language model answers."""
+    """Return a masked word of each held-out window of a batch, and the answer of a masked language model."""
     tokenizer, rows = prepared.text.tokenizer, list[list[str]]()
     batch = prepared.eval_windows.batch(0)
     batch = {name: batch[name] for name in ("input_ids", "labels", "attention_mask") if name in batch}
     answers = held_out.lm_score(model, [batch]).answers.tolist()
     for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
-        ids = labels[labels != text_windows.IGNORED].tolist()
-        guesses, answers = answers[: len(ids)], answers[len(ids) :]
-        for word in examples.find_words(tokenizer, labels, len(ids))[:1]:  # one of each window
-            right, answer = (tokenizer.decode([numbers[word]]).strip() for numbers in (ids, guesses))
-            text = examples.blank_out(tokenizer, inputs, labels, word)
+        count = int((labels != text_windows.IGNORED).sum())
+        guesses, answers = answers[:count], answers[count:]
+        for word in examples.find_words(tokenizer, labels, count)[:1]:
+            text, (right, answer) = examples.fill_blank(tokenizer, inputs, labels, word, [guesses[word]])
             rows.append([text, right, answer, "right" if right == answer else "wrong"])
     return rows[: examples.MAX_ROWS]
 

@@ -226,6 +226,7 @@ EVAL_ROWS = 512
 EVAL_SEED = 2**62  # the seed of the rows to evaluate on, plus their length; seeds of training rows are smaller
 TOKENS = 2**15  # the most tokens that a model reads at a time in the evaluation
 SOLVED = 0.95  # with at least this accuracy, a task counts as solved
+SHADE = "--share: {:.1%}"  # an accuracy as CSS, from which a page makes the color of a cell
 ERRORS = 4  # a method must be better than guessing by this many standard errors; chance does that once in 30,000 cells
 LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small models learn every task soonest
 READING = (
@@ -362,7 +363,7 @@ class Probe(ManyRuns):
                 sentences += [sentence] if sentence else []
             guesses = [Rows.of(task, length).guess for task in self.tasks]
             rows: list[list[Cell | str]] = [
-                ["guessing", *(Cell(f"{guess:.1%}", style=shade(guess)) for guess in guesses), ""]
+                ["guessing", *(Cell(f"{guess:.1%}", style=SHADE.format(guess)) for guess in guesses), ""]
             ]
             for name, row in cells.items():
                 count = sum(solved[name][task] for task in counting)
@@ -483,7 +484,7 @@ class CellResult(NamedTuple):
                 return cls(Cell("n/a", title=result.scores[index]), False)
         scores = [result.scores[index] for result in results]
         accuracies = [accuracy for accuracy, _, _ in scores]
-        low, style = min(accuracies), shade(statistics.median(accuracies))
+        low, style = min(accuracies), SHADE.format(statistics.median(accuracies))
         is_clear = [gap > ERRORS * error for _, gap, error in scores]
         if low >= SOLVED:
             text = "{:.1%}*"
@@ -492,8 +493,3 @@ class CellResult(NamedTuple):
         else:
             text = "{:.1%}?" if any(is_clear) else "({:.1%})"
         return cls(Cell.of_seeds(accuracies, text.format, "{:.0%}".format, style=style), low >= SOLVED)
-
-
-def shade(accuracy: float) -> str:
-    """Return CSS from which a page makes the color of a cell."""
-    return f"--share: {accuracy:.1%}"

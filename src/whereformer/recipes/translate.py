@@ -279,13 +279,8 @@ class Translate(TrainingRecipe):
         self.save(run, model, prepared.tokenizer, facts)
         lines, bleu = translate_some(model, prepared)
         epochs = prepared.steps / prepared.train_batches.per_epoch
-        about = {
-            "bleu": bleu,
-            "averaged_steps": averaged,
-            "epochs": epochs,
-            **prepared.pairs,
-            **count_parameters(prepared.config),
-        }
+        about = {"bleu": bleu, "averaged_steps": averaged, "epochs": epochs, **prepared.pairs}
+        about |= count_parameters(prepared.config)
         return TrainingResult(score_report.smooth(progress.losses), progress.scores, saved, about, lines)
 
     def headline(self, prepared: PreparedTranslation, result: TrainingResult) -> tuple[str, list[str]]:

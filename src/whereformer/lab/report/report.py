@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...files import write_atomically
 from ...version import __version__
-from ..sheet import Sheet, file_name
+from ..sheet import Sheet
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
@@ -50,11 +50,6 @@ class Figure:
 
         return draw(*self.size, self.paint)
 
-    @property
-    def file(self) -> str:
-        """The name of its file, unless another figure has the same name."""
-        return file_name(self.title, "svg")
-
 
 @dataclass(frozen=True)
 class Report:
@@ -90,11 +85,14 @@ class Report:
 
     @property
     def files(self) -> list[str]:
-        """The name of each section's file; "" for a table without one."""
+        """The name of each section's file, by its title; "" for a table without names of columns."""
         names: list[str] = []
         for section in self.sections:
+            name = re.sub("[^a-z0-9]+", "-", section.title.lower()).strip("-")[:60] or "part"
+            name += ".csv" if isinstance(section, Sheet) else ".svg"
+            has_file = not isinstance(section, Sheet) or any(column.name for column in section.columns)
             # Titles may differ only in characters that a file's name does not have.
-            names.append(f"{len(names)}-{section.file}" if section.file and section.file in names else section.file)
+            names.append((f"{len(names)}-{name}" if name in names else name) if has_file else "")
         return names
 
     @property
@@ -110,11 +108,8 @@ class Report:
     @property
     def sheets(self) -> list[Sheet]:
         """The sheets that a terminal and a notebook show."""
-        return [
-            section
-            for section in self.sections
-            if isinstance(section, Sheet) and not (section.folded or section.page_only)
-        ]
+        sheets = [section for section in self.sections if isinstance(section, Sheet)]
+        return [sheet for sheet in sheets if not (sheet.folded or sheet.page_only)]
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
