@@ -99,7 +99,7 @@ class Analyze(Recipe):
         table = {str(name): score for name, score in read.Table("scores", self.scores).rows(("model", "score"))}
         scores: list[float | None] = []
         for path in self.model:
-            score = table.get(path, table.get(Path(path).name))
+            score: Any = table.get(path, table.get(Path(path).name))
             try:
                 scores.append(float(score))
             except (TypeError, ValueError):
