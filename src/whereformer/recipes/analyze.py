@@ -103,8 +103,8 @@ class Analyze(Recipe):
             try:
                 scores.append(float(score))
             except (TypeError, ValueError):
-                got = f"{score!r}; it has {', '.join(table)}"
-                raise InputError("scores", f"expected a number for {path} in {self.scores}, got {got}") from None
+                cell = f"{score!r}; it has {', '.join(table)}"
+                raise InputError("scores", f"expected a number for {path} in {self.scores}, got {cell}") from None
         return scores
 
 
