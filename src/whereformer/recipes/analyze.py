@@ -99,10 +99,10 @@ class Analyze(Recipe):
         table = {str(name): score for name, score in read.Table("scores", self.scores).rows(("model", "score"))}
         scores: list[float | None] = []
         for path in self.model:
-            score: Any = table.get(path, table.get(Path(path).name))
+            score = table.get(path, table.get(Path(path).name))
             try:
-                scores.append(float(score))
-            except (TypeError, ValueError):
+                scores.append(float(str(score)))
+            except ValueError:
                 cell = f"{score!r}; it has {', '.join(table)}"
                 raise InputError("scores", f"expected a number for {path} in {self.scores}, got {cell}") from None
         return scores
