@@ -16,13 +16,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from .errors import InputError
 from .files import check_regular, write_atomically
 from .provenance import versions
 
 NAME = "manifest.json"
 IGNORED = {NAME, "README.md", ".lock"}
 """Files that the manifest ignores; users may add a model card."""
+OTHER_WORDS = {"what": "settings"}
+"""Plainer words for facts in messages. Their names in saved folders stay, so that older ones fit."""
 HASH_KEY = "check"
 """The key of the hash that JSON contains of itself."""
 MAX_NUMBER = 1e300
@@ -100,29 +101,23 @@ def fingerprint_of_files(files: Sequence[Path], names: Iterable[str] = ()) -> st
 
 
 def fingerprint_of_code(file: Path) -> str:
-    """Return a short hash of a Python file, of all files that it needs from its folder, and of its data.
+    """Return a short hash of a Python file and of all files that it imports from its folder.
 
-    The file's name does not matter. All files of a package count. The data are the files and folders, relative to the
-    file's folder, that it lists as ``depends = ("factor.json", ...)``, outside of functions. The file is not run.
+    The file's name does not matter. All files of a package count. The file is not run.
 
     Raises:
-        InputError: if ``depends`` is not such a tuple, or lists a path that does not exist.
         SyntaxError: if the file is not Python.
     """
     file = file.resolve()
     waiting, visited = {file}, set[Path]()
     while waiting:
         visited.add(path := waiting.pop())
-        if path.suffix != ".py":
-            continue
         try:
             tree = ast.parse(path.read_bytes(), str(path))
         except SyntaxError:
             if path == file:
                 raise
             continue  # it may be a template that is never imported
-        if path == file:
-            waiting |= _dependencies(file, tree)
         for node in ast.walk(tree):
             modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -132,27 +127,6 @@ def fingerprint_of_code(file: Path) -> str:
                 waiting |= sources - visited
     imported = sorted((os.path.relpath(path, file.parent), path) for path in visited - {file})
     return fingerprint(word for name, path in [("", file), *imported] for word in (name, _describe(path)["sha256"]))
-
-
-def _dependencies(file: Path, tree: ast.Module) -> set[Path]:
-    """Return the files that a Python file names as its data."""
-    files = set[Path]()
-    for node in tree.body:
-        if not (isinstance(node, ast.Assign) and [ast.unparse(target) for target in node.targets] == ["depends"]):
-            continue
-        try:
-            names = ast.literal_eval(node.value)
-        except ValueError:
-            names = None
-        if not (isinstance(names, tuple | list) and all(isinstance(name, str) for name in names)):
-            example = 'depends = ("factor.json",)'
-            raise InputError(None, f"{file}, line {node.lineno}: expected names of files, written out as in {example}")
-        for path in (file.parent / name for name in names):
-            if not path.exists():
-                raise InputError(None, f"{file}, line {node.lineno}: depends names {path}, which does not exist")
-            inside = [path] if path.is_file() else sorted(path.rglob("*"))
-            files |= {child.resolve() for child in inside if child.is_file() and child.parent.name != "__pycache__"}
-    return files - {file}
 
 
 def write(folder: Path, facts: Mapping[str, object]) -> None:
@@ -194,7 +168,8 @@ def find_problem(folder: Path, facts: Mapping[str, object] | None = None) -> str
         return f"its {NAME} cannot be read"
     # Tuples are lists in JSON.
     expected_facts, paths = json.loads(json.dumps(facts or {})), _files(folder)
-    if names := [name for name, fact in expected_facts.items() if content["facts"].get(name) != fact]:
+    differing = [name for name, fact in expected_facts.items() if content["facts"].get(name) != fact]
+    if names := [OTHER_WORDS.get(name, name) for name in differing]:
         return f"it was saved with different {' and '.join(names)}"
     for name, expected in content["files"].items():
         if name not in paths:

@@ -216,22 +216,15 @@ def test_a_full_disk_is_one_line_and_leaves_room(file, tmp_path, monkeypatch, fu
     assert len(encode_file(file, tmp_path / "cache")[0].training)
 
 
-def test_a_text_that_another_version_encoded_is_encoded_again_or_used_knowingly(file, tmp_path, monkeypatch):
-    cache, messages, versions = tmp_path / "cache", [], []
+def test_a_text_that_another_version_encoded_is_encoded_again_beside_it(file, tmp_path, monkeypatch):
+    cache = tmp_path / "cache"
     expected, _ = encode_file(file, cache)
     older = only_folder(cache)
-    version = manifest.version(older)
-    assert older.name.endswith(f"-{version}")
     before = {path: path.read_bytes() for path in older.iterdir()}
     monkeypatch.setattr(encode, "this_version", lambda: "9.9.9")
-    old = open_or_encode(cache, TextSource([file]), CHOICE, messages.append, lambda name: versions.append(name) or True)
-    assert messages == [f"using {older}, which whereformer {version} encoded"]
-    assert versions == [version]
-    assert old.training.path.parent == older
     again, messages = encode_file(file, cache)
-    line = f"{older} is of whereformer {version}; encoding the text again (--keep-versions uses it)"
-    assert messages == [line, "learning the vocabulary", "encoding the text"]
-    assert again.training.path.parent.name == older.name.replace(version, "9.9.9")
+    assert messages == ["learning the vocabulary", "encoding the text"]
+    assert again.training.path.parent.name == older.name.replace(manifest.version(older), "9.9.9")
     assert same(expected, again)
     assert before == {path: path.read_bytes() for path in older.iterdir()}  # another command may be reading them
 

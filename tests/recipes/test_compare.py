@@ -17,12 +17,10 @@ from tests.lab.report.pages import Page
 from tests.recipes.trainings import TINY_ENCODER, same
 from whereformer import positions
 from whereformer.cli.main import main
-from whereformer.errors import InputError
 from whereformer.lab import small_encoders as encoders
 from whereformer.lab import train
 from whereformer.lab.methods import PLUGIN as PLUGIN_MODULE
 from whereformer.lab.methods import count_parameters, load_plugin
-from whereformer.manifest import fingerprint_of_code
 from whereformer.models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM, load_pretrained
 from whereformer.models.config import PRESETS
 from whereformer.recipes import compare
@@ -422,37 +420,6 @@ def test_files_beside_a_plugin_that_it_imports_count(tmp_path, monkeypatch):
             for name in sys.modules.keys() - before:
                 del sys.modules[name]
     assert sources[0] != sources[1]
-
-
-def test_data_that_a_plugin_names_count(tmp_path):
-    plugin, tables = tmp_path / "my_method.py", tmp_path / "tables"
-    tables.mkdir()
-    files = {"factor.json": "1", "tables/one.csv": "1", "by_name.py": "import beside", "beside.py": "A = 1"}
-    plugin.write_text('depends = ("factor.json", "tables", "by_name.py")')
-    fingerprints = set()
-    for changed in (None, *files):
-        for name, content in files.items():
-            (tmp_path / name).write_text(content + "\n# changed" * (name == changed))
-        fingerprints.add(fingerprint_of_code(plugin))
-    assert len(fingerprints) == 1 + len(files)
-    (tables / "two.csv").touch()
-    assert fingerprint_of_code(plugin) not in fingerprints
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ('depends = ("none.json",)', "depends names .*none.json, which does not exist"),
-        ('depends = "factor.json"', "expected names of files, written out as in depends = "),
-        ('depends = (HERE / "a",)', "expected names of files, written out as in depends = "),
-        ("depends = [7]", "expected names of files, written out as in depends = "),
-    ],
-)
-def test_data_that_cannot_be_hashed_is_refused_by_its_line(line, expected, tmp_path):
-    plugin = tmp_path / "my_method.py"
-    plugin.write_text("x = 1\n" + line)
-    with pytest.raises(InputError, match=rf"my_method.py, line 2: {expected}"):
-        load_plugin(plugin)
 
 
 def test_where_models_go_is_tried_before_the_text_is_read(text, tmp_path, capsys):

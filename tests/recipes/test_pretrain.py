@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,14 @@ def test_a_killed_run_continues_to_the_same_bits(options, text, tmp_path, capsys
     assert run(text, killed, *options) == unbroken
     assert "continuing after step 2 of 6" in capsys.readouterr().out
     assert same(weights(killed), weights(tmp_path / "whole"))
+
+
+def test_ctrl_c_in_the_last_step_loses_no_step(text, finished, tmp_path, capsys):
+    stop_at(Windows.batch, 6, lambda: os.kill(os.getpid(), signal.SIGINT), lambda: run(text, tmp_path))
+    assert not (tmp_path / "model").exists()
+    assert run(text, tmp_path) == results_of(finished)
+    assert "continuing after step 6 of 6" in capsys.readouterr().out
+    assert same(weights(tmp_path), weights(finished))
 
 
 def test_electra_keeps_its_discriminator(text, tmp_path, capsys):

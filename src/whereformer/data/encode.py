@@ -7,8 +7,7 @@ of this package, so that commands of two versions can share a cache without repl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,8 +32,6 @@ STREAMS = ("training.ids", "held_out.ids")
 
 Facts = dict[str, Any]
 """Numbers about the content of a folder, by name."""
-AcceptsVersion = Callable[[str], bool]
-"""Returns whether work of a version of this package counts, as :meth:`whereformer.lab.run.Run.accept_version` does."""
 
 
 def get_or_build(
@@ -43,7 +40,6 @@ def get_or_build(
     key: Sequence[str],
     fill: Callable[[Path], Facts],
     log: Callable[[str], object],
-    keeps: AcceptsVersion,
     facts: object = dict,
 ) -> tuple[Path, Facts]:
     """Return an encoded text's folder, and facts about it. The folder is filled first if it is missing or damaged.
@@ -55,29 +51,20 @@ def get_or_build(
         kind, key: the beginning of the folder's name, and the texts that decide its content.
         fill: writes all files into an empty folder, and returns the facts.
         log: called with a line about each step.
-        keeps: returns whether a folder of another version may be used if this version has none.
         facts: the type of the facts, see :func:`whereformer.manifest.matches_type`.
 
     Raises:
         InputError: if another command is writing to the cache; and the errors of ``fill``.
     """
+    folder = cache / f"{kind}-{manifest.fingerprint(key)}-{this_version()}"
 
-    def find_problem(folder: Path) -> str | None:
+    def find_problem() -> str | None:
         problem = manifest.find_problem(folder)
         if problem is None and not manifest.matches_type(facts, manifest.read(folder)):
             return f"its {manifest.NAME} has something else"
         return problem
 
-    name = f"{kind}-{manifest.fingerprint(key)}"
-    folder = cache / f"{name}-{this_version()}"
-    if (problem := find_problem(folder)) is not None:
-        for old_folder, version in _find_other_versions(cache, name):
-            if not keeps(version):
-                log(f"{old_folder} is of whereformer {version}; encoding the text again (--keep-versions uses it)")
-                break
-            if find_problem(old_folder) is None:
-                log(f"using {old_folder}, which whereformer {version} encoded")
-                return old_folder, manifest.read(old_folder)
+    if (problem := find_problem()) is not None:
         if folder.exists():
             log(f"{folder} is damaged ({problem}); encoding it again")
         if not ranks.is_main():
@@ -85,19 +72,10 @@ def get_or_build(
             raise InputError("cache", f"{problem}; all machines must share this folder")
         with ranks.open_folder(cache, "cache"):
             # Another command may have filled it meanwhile.
-            if find_problem(folder) is not None:
+            if find_problem() is not None:
                 with new_folder(folder) as partial:
                     manifest.write(partial, fill(partial))
     return folder, manifest.read(folder)
-
-
-def _find_other_versions(cache: Path, name: str) -> Iterator[tuple[Path, str]]:
-    """Yield folders of a name that other versions of this package wrote, each with its version; the newest first."""
-    folders = [path for path in cache.glob(f"{name}-*") if path.suffix != ".partial"]
-    for folder in sorted(folders, reverse=True):
-        with suppress(OSError, ValueError):  # its manifest may be damaged
-            if (version := manifest.version(folder)) != this_version():
-                yield folder, version
 
 
 @dataclass(frozen=True)
@@ -152,12 +130,11 @@ def open_or_encode(
     text: TextSource,
     choice: TokenizerChoice,
     log: Callable[[str], object] = lambda line: None,
-    keeps: AcceptsVersion = lambda version: False,
 ) -> EncodedText:
     """Open an encoded text if the cache has it, else encode it there.
 
     Args:
-        cache, log, keeps: as in :func:`get_or_build`.
+        cache, log: as in :func:`get_or_build`.
         text: the text.
         choice: the tokenizer. One that is trained learns from the training part.
 
@@ -197,7 +174,7 @@ def open_or_encode(
             check_predictable(tokenizer, words, f"the {part} text")
         return {"guessing": unigram_entropy(*counts)}
 
-    folder, facts = get_or_build(cache, "ids", [text.fingerprint, choice.setting], fill, log, keeps, _TextFacts)
+    folder, facts = get_or_build(cache, "ids", [text.fingerprint, choice.setting], fill, log, _TextFacts)
     tokenizer, vocabulary = open_tokenizer(folder)
     training, held_out = (TokenFile(folder / name) for name in STREAMS)
     return EncodedText(training, held_out, tokenizer, vocabulary, **facts)

@@ -21,7 +21,7 @@ from ..errors import MAX_NAME, InputError, join_words, list_some, short_repr
 from ..files import check_regular
 from ..manifest import fingerprint_of_files
 from . import subwords
-from .encode import AcceptsVersion, Facts, get_or_build
+from .encode import Facts, get_or_build
 from .read import TABLES, Table, read_lines
 from .streams import RowFile, iter_chunks, open_rows, write_rows
 from .tokenizers import read_tokenizer
@@ -132,14 +132,13 @@ def open_or_encode(
     text: str,
     vocab_size: int,
     log: Callable[[str], object],
-    keeps: AcceptsVersion = lambda version: False,
 ) -> tuple[dict[str, RowFile], PreTrainedTokenizerFast]:
     """Open the encoded pairs if the cache has them, else encode them there.
 
     The vocabulary is learned from the training pairs. Only one process may encode at a time.
 
     Args:
-        cache, vocab_size, log, keeps: as for text in one language.
+        cache, vocab_size, log: as for text in one language.
         parts: the pairs to train on ("training") and to evaluate on ("held_out").
         text: their :func:`fingerprint`.
 
@@ -162,7 +161,7 @@ def open_or_encode(
             raise InputError("data", "the text changed while it was read; run the same command again")
         return {}
 
-    folder, _ = get_or_build(cache, "pairs", [text, str(vocab_size)], fill, log, keeps)
+    folder, _ = get_or_build(cache, "pairs", [text, str(vocab_size)], fill, log)
     tokenizer: PreTrainedTokenizerFast = read_tokenizer(folder, "cache")
     return {name: open_rows(folder, name, 2) for name in parts}, tokenizer
 

@@ -113,12 +113,12 @@ def attention(
             default queries are right-aligned: query i has position n_k - n_q + i, whatever the keys' positions are.
             Fractional positions must be finite. This is checked on the CPU only; elsewhere a NaN comes neither before
             nor after any position. Integers must lie between -(2 ** 62) and 2 ** 62, which is not checked. Positions
-            have no gradient (None, with every backend): here they only decide which pairs may attend.
+            have no gradient (None, for every backend): they decide which pairs attend and which table entries are read.
         key_positions: the same for keys; 0 .. n_k - 1 by default.
         query_documents, key_documents: (batch, n_q) and (batch, n_k) ids for packed rows: a query attends only to keys
             of the same document.
-        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included. It merges
-            attention to several sets of keys: their outputs have the weights ``softmax(lses)``.
+        return_lse: return the log of each row's sum of exponentials of scores too, ``sinks`` included. To merge
+            attention to several sets of keys, weight their outputs by ``softmax(lses)``.
         backend: the implementation to use. A backend that does not support the call raises an error and is never
             replaced.
 
@@ -131,12 +131,12 @@ def attention(
             - "triton": fused kernels for NVIDIA GPUs of sm_80 and above, O(n) memory.
             - "auto": "native" on the CPU, "triton" on a GPU, where they support a call, else "blockwise". Calls with a
               query but without terms, ``window``, ``softcap``, ``sinks`` and ``return_lse`` go to torch's
-              ``scaled_dot_product_attention`` ("sdpa") on a GPU (packed rows to "triton"), where "native" does not
-              support them, in compiled programs, transforms and subclasses of tensors, and where autocast casts the
-              inputs. Exported programs have the "reference". :func:`explain` says which backend a call gets, and why.
+              ``scaled_dot_product_attention`` ("sdpa") if "native" does not support them, as on any GPU (there, packed
+              rows go to "triton"), if a compiled program, a transform or a subclass of tensors is used, or if autocast
+              casts the inputs. Exported programs have the "reference". :func:`explain` says which backend a call gets.
 
-            "native" and "triton" give the same bits from run to run, gradients included. On a GPU, "reference" and
-            "blockwise" need ``torch.use_deterministic_algorithms(True)`` for gradients of tables that do.
+            "native" and "triton" give the same bits from run to run, gradients included. On a GPU, gradients of
+            tables from "reference" and "blockwise" do so only under ``torch.use_deterministic_algorithms(True)``.
             Only "reference" has second and forward-mode derivatives and, for calls with terms, the derivatives of
             ``torch.func``; "auto" chooses it for them.
 

@@ -1,8 +1,8 @@
 """Backends as operators of torch, the one autograd function that they share, and plans for repeated calls.
 
 A backend computes the equation of kernels/call.py and its gradients. Autograd, the compiler, transforms and modes see
-one operator for a forward and one for its backward. In eager code that only autograd watches, the functions behind the
-operators are called instead: torch's dispatcher takes longer than a short call.
+one operator for a forward and one for its backward. In eager code that only autograd watches, a :class:`Plan` calls
+the backend itself, because torch's dispatcher takes longer than a short call.
 """
 
 from __future__ import annotations

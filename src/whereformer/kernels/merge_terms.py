@@ -142,7 +142,7 @@ def _trim(table: Tensor, first: int, low: int, high: int) -> tuple[Tensor, int]:
     stop = max(start, stop) + 1
     # A view of the whole table would be an operation too.
     columns = table if stop - start == table.shape[1] else table.narrow(1, start, stop - start)
-    # A single column has the same value at every offset. Near those that occur, it keeps aligned tables short.
+    # A single column is read at every offset, so it may begin at ``low``, which keeps aligned tables short.
     return columns, low if stop == start + 1 else first + start
 
 

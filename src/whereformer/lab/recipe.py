@@ -10,7 +10,7 @@ import inspect
 import json
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, Union
 
 from .._extras import STUDIES, require
 from ..checks import check_choice, check_range, kind_error
-from ..errors import InputError, join_words, short_repr, suggest
+from ..errors import InputError, short_repr, suggest
 from .options import MAX_RUNS, MAX_SEED
 
 if TYPE_CHECKING:
@@ -123,8 +123,6 @@ class Recipe(WithPlugin):
     """Folder for the results."""
     device: Annotated[Literal["auto", "cpu", "cuda"], MayChange] = "auto"
     """Where to compute. "auto" is a GPU if there is one. A folder with results is only continued on the same kind."""
-    keep_versions: Annotated[bool, MayChange] = False
-    """Keep results, checkpoints and encoded text of other versions of whereformer. By default they are made again."""
 
     def __init_subclass__(cls) -> None:
         for name in {"help", "quiet"} & cls.__annotations__.keys():
@@ -212,30 +210,9 @@ class Recipe(WithPlugin):
             methods = report.methods or ([positions] if isinstance(positions, str) else positions)
             guide = "" if find_user_file(type(self)) else f"guides/{self.NAME.split()[0]}"
             report = replace(report, command=command, facts=facts, methods=methods, guide=guide)
-            report = with_versions(report, run.by)
             if run.is_main:
                 report.write(recipe.out)
         return report
-
-
-def with_versions(report: Report, by: Mapping[str, Sequence[str]]) -> Report:
-    """Return a report that says which versions of this package computed it, unless only this version did.
-
-    ``by`` has the versions that computed each result.
-    """
-    from ..provenance import this_version
-    from .sheet import Column, Sheet
-
-    results: dict[str, list[str]] = {}
-    for name, versions in by.items():
-        results.setdefault(join_words(versions), []).append(name)
-    if results.keys() <= {this_version()}:
-        return report
-    sentence = f"These results are of whereformer {'; '.join(results)}; the table of versions says which."
-    columns = [Column("version"), Column("results", left=True, wraps=True)]
-    rows = [(versions, ", ".join(names)) for versions, names in results.items()]
-    sheet = Sheet.of("Versions of whereformer", columns, rows, folded=True)
-    return replace(report, sentences=[*report.sentences, sentence], sections=[*report.sections, sheet])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, is_dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -51,6 +51,8 @@ MAX_JOBS = 8
 SMALL_JOBS = 4
 """The jobs of small models at a time on one GPU, by default."""
 Key = tuple[object, ...]
+JobResult = tuple[Any, float]
+"""The value of a function at a key, and the seconds that it took."""
 Value = TypeVar("Value")
 
 
@@ -62,10 +64,11 @@ class Run:
 
     Records are lines of JSON in one file. The first line has the recipe's options, hashes of what it read, and where
     the last command ran. Every other line is a result: its name as "key" (the JSON of its task and the parts of its
-    key), its value, the seconds that its job took (since the last interruption, if there was one), the versions of this
+    key), its value, the seconds that its job took (since the last interruption, if there was one), the version of this
     package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
-    begins. If a line was cut or changed, it is removed, and its result is computed again, as one from another version
-    is; a message says so. Results that arrive while the run is being stopped are not recorded.
+    begins. A line that was cut or changed is removed, and its result is computed again. A result of another version is
+    computed again too, unless ``keep_versions`` is set; its line stays until the new result replaces it. Messages say
+    so. Results that arrive while the run is being stopped are not recorded.
 
     Args:
         recipe: the recipe, which names the folder, the device and the outputs.
@@ -79,7 +82,7 @@ class Run:
     console: Any = None  # set where the command runs
 
     def __init__(self, recipe: Any, options: Mapping[str, object], *, quiet: bool = False) -> None:
-        self.plugin, self.keep_versions, self.outputs = recipe.plugin, recipe.keep_versions, recipe.outputs
+        self.plugin, self.outputs = recipe.plugin, recipe.outputs
         self.folder = recipe.out
         self.is_new = not self.folder.exists()
         self.is_main = ranks.is_main()
@@ -98,13 +101,10 @@ class Run:
         self.labels: list[str] = []
         self.records: dict[str, dict[str, Any]] = {}
         self.hashes: dict[str, str] = {}
-        self.other_versions: set[str] = set()  # that computed parts of the results in progress
-        self.by: dict[str, list[str]] = {}
-        """The versions that computed each result of this run, by the result's name."""
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the state for another process, which can log, advance and accept versions, but has no records."""
-        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin", "keep_versions", "other_versions")
+        """Return the state for another process, which can log and advance, but has no records."""
+        names = ("folder", "is_main", "quiet", "device", "threads", "slot", "plugin")
         return {name: getattr(self, name) for name in names}
 
     def __enter__(self) -> Run:
@@ -184,17 +184,6 @@ class Run:
         if self.is_main:
             self._write()
 
-    def accept_version(self, version: str) -> bool:
-        """Return whether to keep what a version of this package made, such as a checkpoint.
-
-        If it is another version that is kept, the record of the job in progress will name it.
-        """
-        if version == this_version():
-            return True
-        if self.keep_versions:
-            self.other_versions.add(version)
-        return self.keep_versions
-
     def map(
         self,
         keys: Iterable[Key],
@@ -245,29 +234,26 @@ class Run:
                     on_result(values)
         self.done += new
         self.counts = None
-        self.by |= {_label(name): self.records[name]["by"] for name in names.values()}
         return {key: values[key] for key in keys}
 
     def sum_seconds(self, task: str, keys: Iterable[Key]) -> float:
         """Return the seconds that a task took for some keys together, as if they had run one after another."""
         return sum(self.records[json.dumps([task, *key])]["seconds"] for key in keys)
 
-    def _log_versions(self, names: Iterable[str]) -> None:
-        """Log how many of some results other versions computed, and whether they are kept."""
-        names = list(names)
+    def _log_versions(self, names: Collection[str]) -> None:
+        """Log how many of some results other versions computed."""
         outdated = [name for name in names if self._is_of_another_version(name)]
         if outdated:
             by = join_words(sorted({version for name in outdated for version in self.records[name]["by"]}))
             problem = f"{len(outdated)} of {len(names)} results are of whereformer {by}, and this is {this_version()}"
-            answer = "kept" if self.keep_versions else "computed again (--keep-versions keeps them)"
-            self.log(f"{problem}; they are {answer}")
+            self.log(f"{problem}; they are computed again (to keep them, install that version)")
 
     def _is_of_another_version(self, name: str) -> bool:
         return name in self.records and self.records[name]["by"] != [this_version()]
 
     def _has_valid_record(self, name: str, kind: Any, problem: Callable[[Any], str | None]) -> bool:
         """Return whether the record has a valid value."""
-        if name not in self.records or (self._is_of_another_version(name) and not self.keep_versions):
+        if name not in self.records or self._is_of_another_version(name):
             return False
         value = self.records[name]["value"]
         reason = problem(_build(kind, value)) if matches_type(kind, value) else "its record has a value of another type"
@@ -329,9 +315,9 @@ class Run:
 
     def _append_record(self, name: str, result: JobResult) -> None:
         """Add a result to the record."""
-        value = result.value
+        value, seconds = result
         plain = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
-        record = {"key": name, "value": plain, "seconds": round(result.seconds, 2), "by": result.by}
+        record = {"key": name, "value": plain, "seconds": round(seconds, 2), "by": [this_version()]}
         record |= {"provenance": self.provenance}
         replaces = name in self.records
         try:
@@ -366,8 +352,8 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
 
     A record's name is the JSON of a list: the task, then the parts of the key.
 
-    Each record has the versions of this package that computed it ("by"). Older records lack them; their version is that
-    in the first line.
+    Each record has the version of this package that computed it ("by"), in a list. Older records lack it; their version
+    is that in the first line.
 
     Raises:
         InputError: for ``out``, if the file is not the record of a run, or its first line is damaged.
@@ -397,24 +383,10 @@ def read_records(path: Path) -> tuple[dict[str, Any], dict[str, Any], list[int]]
     return options, records, damaged
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """The value of a function at a key, the seconds that it took, and the versions of this package that computed it."""
-
-    value: Any
-    seconds: float
-    by: list[str]
-
-
 def compute_job(function: Callable[..., Any], run: Run, shared: Any, key: Key) -> JobResult:
-    """Call a function, and record which other versions contributed to its value."""
-    before, started = run.other_versions, time.perf_counter()
-    run.other_versions = set(before)
-    try:
-        value = function(run, *shared, *key)
-        return JobResult(value, time.perf_counter() - started, sorted({this_version(), *run.other_versions}))
-    finally:
-        run.other_versions = before
+    """Call a function, and measure its time."""
+    started = time.perf_counter()
+    return function(run, *shared, *key), time.perf_counter() - started
 
 
 def _build(kind: Any, value: Any) -> Any:

@@ -24,7 +24,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from .. import manifest, ranks
 from ..data.windows import IGNORED
-from ..errors import InputError, join_words, one_line
+from ..errors import InputError, one_line
 from ..files import new_folder, remove
 from ..provenance import this_version
 from .optimizer import build_optimizer, build_schedule
@@ -66,13 +66,11 @@ class Training:
 
 @dataclass
 class Progress:
-    """The steps of a training so far: their number, the loss of each, held-out scores, each with its step, and the
-    versions of this package that took the steps."""
+    """The steps of a training so far: their number, the loss of each, and held-out scores, each with its step."""
 
     step: int = 0
     losses: list[float] = field(default_factory=list)
     scores: list[list[Any]] = field(default_factory=list)
-    versions: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -87,8 +85,6 @@ class Checkpoints:
     max_checkpoints: int = 1  # how many checkpoints to keep
     # Writes more into each folder, such as the model in the format of other programs.
     save_extra: Callable[[Path], object] = lambda folder: None
-    # Returns whether to keep a checkpoint of a version of this package, as `Run.accept_version` does.
-    keeps: Callable[[str], bool] = lambda version: version == this_version()
 
 
 class NotFiniteError(InputError):
@@ -135,7 +131,7 @@ def train(
     Raises:
         NotFiniteError: if a loss is not finite.
         InputError: if it is not finite because its batch has no label.
-        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved.
+        KeyboardInterrupt: after Ctrl-C or SIGTERM, once the training is saved if it has ``checkpoints``.
     """
     state = _State(model, training, device)
     if ranks.rank():  # or dropout would be the same in the rows of all processes
@@ -144,7 +140,6 @@ def train(
     if checkpoints is not None and progress.step:
         checkpoints.log(f"{checkpoints.folder}: continuing after step {progress.step:,} of {training.steps:,}")
         on_log(progress.step, progress.losses[-1])
-    progress.versions = sorted({*progress.versions, this_version()})
     losses = torch.zeros(training.steps, device=state.device)
     model.train()
     interrupts: list[int] = []
@@ -171,7 +166,7 @@ def train(
             if score is not None and scores:
                 progress.scores.append([step, score(step)])
                 model.train()
-            if checkpoints is not None and (saves or stops) and step < training.steps:
+            if checkpoints is not None and (stops or (saves and step < training.steps)):
                 state.save(checkpoints, progress)
             if stops:
                 raise KeyboardInterrupt
@@ -275,11 +270,10 @@ def _find_latest(checkpoints: Checkpoints) -> tuple[Path, Progress] | None:
         if (problem := manifest.find_problem(folder, {"what": checkpoints.training_id})) is None:
             content: Any = manifest.read(folder).get("done")
             progress = Progress(**content) if manifest.matches_type(Progress, content) else Progress()
-            refused = [version for version in progress.versions if not checkpoints.keeps(version)]
-            if not (progress.versions and progress.step == len(progress.losses) > 0):
+            if (version := manifest.version(folder)) != this_version():
+                problem = f"it is of whereformer {version} (that version continues it)"
+            elif not progress.step == len(progress.losses) > 0:
                 problem = "its manifest does not describe a checkpoint"
-            elif refused:
-                problem = f"it is of whereformer {join_words(refused)} (--keep-versions continues it)"
             else:
                 return folder, progress
         checkpoints.log(f"skipping {folder}: {problem}")

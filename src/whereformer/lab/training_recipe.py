@@ -173,7 +173,6 @@ class TrainingRecipe(Trains):
                     *(run.folder / "checkpoints", interval, facts, run.log),
                     max_checkpoints=getattr(self, "keep", 2),
                     save_extra=save_extra,
-                    keeps=run.accept_version,
                 ),
                 on_log=run.advance,
                 log_metrics=log_metrics,

@@ -275,8 +275,8 @@ class EncoderConfig(StrictConfig):
     def block_lengths(self, length: int) -> tuple[int, ...]:
         """Return the number of tokens in each block for ``length`` tokens: each block after the first halves them.
 
-        A separate [CLS] and, with ``truncate_seq``, the last token are not part of the halving. The last window may
-        hold a single token. A sequence that is too short to halve stays as it is.
+        A separate [CLS] and, with ``truncate_seq``, the last token are not part of the halving. The last pair may be
+        a single token. A sequence that is too short to halve stays as it is.
 
         Raises:
             ValueError: if ``length`` is below 1.

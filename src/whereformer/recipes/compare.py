@@ -309,9 +309,8 @@ class Compare(ManyRuns):
         """Read the text, learn its vocabulary, and encode it, unless that was done."""
         if text.paths:
             run.log(text.about_files)
-        encoded = encode.open_or_encode(
-            run.folder / "cache", text, encode.TokenizerChoice(None, self.vocab_size), run.log, run.accept_version
-        )
+        choice = encode.TokenizerChoice(None, self.vocab_size)
+        encoded = encode.open_or_encode(run.folder / "cache", text, choice, run.log)
         training, held_out = len(encoded.training), len(encoded.held_out)
         if min(training, held_out) < (longest := max(*self.eval_lengths, scoring.HeldOut.GROUP)):
             raise InputError(
@@ -408,9 +407,7 @@ class Compare(ManyRuns):
         model: Any = encoders.build(config, seed)
         facts = self.facts(seed, position)
         checkpoint_folder = run.folder / "checkpoints" / self.model_folder(position, seed).name
-        checkpoints = training.Checkpoints(
-            checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log, keeps=run.accept_version
-        )
+        checkpoints = training.Checkpoints(checkpoint_folder, SAVE_INTERVAL, [facts, rate], run.log)
         plan = training.Training(steps=self.steps, rate=rate)
         label = f"{position}, seed {seed}"
         model.to(run.device)

@@ -193,11 +193,7 @@ class Extend(Recipe):
                 score=lambda step: evaluator(student),
                 score_at=[round(self.steps * part / NUM_EVALS) for part in range(1, NUM_EVALS + 1)],
                 checkpoints=training.Checkpoints(
-                    run.folder / "checkpoints",
-                    max(1, self.steps // NUM_EVALS),
-                    about,
-                    run.log,
-                    keeps=run.accept_version,
+                    run.folder / "checkpoints", max(1, self.steps // NUM_EVALS), about, run.log
                 ),
                 on_log=run.advance,
             )

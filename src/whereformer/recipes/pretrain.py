@@ -223,7 +223,7 @@ class Pretrain(TrainingRecipe):
         run.record_hash("text", hashes["text"], "data")
         run.record_hash("tokenizer", hashes["tokenizer"], "tokenizer")
         with ranks.main_first():
-            encoded = encode.open_or_encode(cache, text, choice, run.log, run.accept_version)
+            encoded = encode.open_or_encode(cache, text, choice, run.log)
         config, ids = self.config(encoded.vocabulary), encoded.vocabulary
         windows = text_windows.Windows(
             encoded.training,

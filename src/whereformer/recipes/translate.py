@@ -186,9 +186,7 @@ class Translate(TrainingRecipe):
         text = parallel.fingerprint(self.parts)
         run.record_hash("text", text, "data")
         with ranks.main_first():
-            encoded, tokenizer = parallel.open_or_encode(
-                cache, self.parts, text, self.vocab_size, run.log, run.accept_version
-            )
+            encoded, tokenizer = parallel.open_or_encode(cache, self.parts, text, self.vocab_size, run.log)
         rows, pairs = {}, {}
         for name, all_rows in encoded.items():
             is_full = (all_rows.lengths > 0).all(1)

@@ -205,13 +205,13 @@ class KeyGradients(NamedTuple):
 LOG2E = math.log2(math.e)
 
 PREPARED_ROWS = 64
-"""The queries that a program of the first kernel works on."""
+"""The queries that a program of ``prepare`` works on."""
 
 SUMS_WIDTH, SUMS_ROWS = 32, MAX_BLOCK
 """The columns of a table in a piece of its sums; and a number that divides the number of rows in each piece."""
 
 BIAS_COLUMNS = 128
-"""The columns of a bias's gradient that a program of the last kernel adds up."""
+"""The columns of a bias's gradient that a program of ``finish_bias`` adds up."""
 
 MAX_PRODUCTS_PER_QUERY = 256
 """The most products with a table of vectors in memory per query, on average. With a longer table, the queries are split
@@ -291,7 +291,7 @@ def allocate_table_sums(call: Call, name: str) -> TableSums:
 def build_pair_rules(call: Call) -> PairRules:
     """Describe to the kernels which queries attend to which keys.
 
-    This allocates ``key_end``, and the dropout seeds of rows where the call has one seed, for the first kernel.
+    This allocates ``key_end``, and the dropout seeds of rows where the call has one seed, for ``prepare``.
     """
     value, key_end, seeds = call.value, None, call.seed
     if call.key_mask is not None:

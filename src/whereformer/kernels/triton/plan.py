@@ -3,7 +3,7 @@
 To describe a call to the kernels takes many times as long as to start them. All of it follows from the dtypes, sizes
 and strides of tensors, and from numbers. So the first call of a kind runs under a :class:`_Recorder`, which sees every
 torch operation and every launch and notes them as lines of a Python function. In its launches, all parameters are
-numbers, except for the addresses. The call's ``Plan`` keeps it; ``docs/architecture/debugging.md`` shows one.
+numbers, except for the addresses. The call's ``Plan`` (backend.py) keeps it; docs/architecture/debugging.md shows one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _logger = logging.getLogger(__name__)
 _recorder: ContextVar[_Recorder | None] = ContextVar("recorder", default=None)
 
 _SMALL, _MAX_SMALL = 2**20, 2**23
-"""Allocations of at most the first number of bytes share one block, if all of them have at most the second."""
+"""Allocations of at most the first number of bytes share one block, if together they have at most the second."""
 
 _ALLOCATIONS = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
 

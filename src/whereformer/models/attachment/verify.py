@@ -1,9 +1,9 @@
 """Verifies that a model gives the same results with this library's attention, before a position method is added.
 
-Copies of the model run on a tiny batch: one with its own attention, one with this library's. Both also run on one text
-without a mask. The second run compares the output of each attention layer with the first run's, and then continues with
-the first run's output. So rounding errors do not add up, a mixture of experts chooses the same experts in both runs,
-and the first layer that differs is the one that is wrong.
+One copy of the model runs on a tiny batch with its own attention, and a second copy with this library's. The second one
+compares the output of each attention layer with the first copy's, and then continues with the first copy's output. So
+rounding errors do not add up, a mixture of experts chooses the same experts in both runs, and the first layer that
+differs is the one that is wrong. The same is done for one text without a mask.
 """
 
 from __future__ import annotations
