@@ -67,8 +67,8 @@ class Run:
     key), its value, the seconds that its job took (since the last interruption, if there was one), the version of this
     package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
     begins. A line that was cut or changed is removed, and its result is computed again. A result of another version is
-    computed again too, unless ``keep_versions`` is set; its line stays until the new result replaces it. Messages say
-    so. Results that arrive while the run is being stopped are not recorded.
+    computed again too; its line stays until the new result replaces it. Messages say so. Results that
+    arrive while the run is being stopped are not recorded.
 
     Args:
         recipe: the recipe, which names the folder, the device and the outputs.
