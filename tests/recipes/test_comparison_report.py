@@ -12,6 +12,7 @@ import torch
 
 from tests.lab.report.pages import Page
 from whereformer.cli.flags import parse
+from whereformer.lab.examples import find_words
 from whereformer.recipes.compare import Compare, RateSearch
 from whereformer.recipes.comparison_report import ComparisonResult, build_examples
 
@@ -72,6 +73,19 @@ class Letters:
 
     def decode(self, ids, **_):
         return " ".join(self.convert_ids_to_tokens(ids))
+
+
+class Pieces:
+    """A tokenizer of parts of words."""
+
+    def decode(self, ids, **_):
+        return " ".join(("play", "##ing", "now")[number] for number in ids).replace(" ##", "")
+
+
+def test_a_part_of_a_word_is_not_an_example():
+    ids = torch.tensor([0, 1, 2, 0])
+    assert find_words(Pieces(), ids, ids, 4) == [2, 3]
+    assert find_words(Pieces(), ids, ids, 3) == [2]
 
 
 def test_examples_are_words_that_methods_fill_in_and_where_they_differ():

@@ -112,7 +112,7 @@ def test_a_loss_that_is_no_number_is_one_line_and_the_others_go_on(tmp_path, mon
     values = run(tmp_path, tasks="passkey")
     problem = "the loss is not finite (NaN or inf) after 0 steps"
     assert capsys.readouterr().out.count(f"passkey, learned, seed 0: failed, {problem}") == 1
-    assert values[0, "passkey", "learned"] == {"scores": [], "failed": problem}
+    assert values[0, "passkey", "learned"] == {"scores": [], "failed": problem, "examples": []}
     assert values[0, "passkey", "tisa"]["scores"]
     assert f'title="{problem}">failed' in (tmp_path / "report.html").read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,14 +35,18 @@ def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[s
     return [text, right, join_words(names_of[right]), "; ".join(mistakes)]
 
 
-def find_words(tokenizer: Any, labels: Tensor, limit: int) -> list[int]:
-    """Return which of the first ``limit`` labels are whole words; labels (tokens,) have IGNORED where there are none.
+def find_words(tokenizer: Any, inputs: Tensor, labels: Tensor, limit: int) -> list[int]:
+    """Return which of the first ``limit`` labels are whole words, as indices among the labels.
 
-    The result has indices among the labels, not among the tokens.
+    ``inputs`` and ``labels`` are (tokens,); labels have IGNORED where there are none.
     """
-    ids = labels[labels != IGNORED][:limit].tolist()
-    words = [word.lstrip("Ġ▁") for word in tokenizer.convert_ids_to_tokens(ids)]
-    return [index for index, word in enumerate(words) if len(word) > 1 and word.isalpha()]
+    tokens, words = inputs.where(labels == IGNORED, labels), list[int]()
+    for index, token in enumerate((labels != IGNORED).nonzero().flatten()[:limit].tolist()):
+        word = decode(tokenizer, tokens[token : token + 1]).strip()
+        around = decode(tokenizer, tokens[max(0, token - 1) : token + 2])
+        if len(word) > 1 and word.isalpha() and word in re.findall(r"\w+", around):
+            words.append(index)
+    return words
 
 
 def fill_blank(

@@ -206,8 +206,7 @@ class Recipe(WithPlugin):
                     run.record_hash(VERSION + name, fingerprint_of_code(file))
             facts = {"Options": options, "Machine": run.provenance["machine"]}
             report = recipe.run(run)
-            positions = getattr(recipe, "positions", getattr(recipe, "position", ()))
-            methods = report.methods or ([positions] if isinstance(positions, str) else positions)
+            methods = report.methods or str(getattr(recipe, "positions", getattr(recipe, "position", "")))
             guide = "" if find_user_file(type(self)) else f"guides/{self.NAME.split()[0]}"
             report = replace(report, command=command, facts=facts, methods=methods, guide=guide)
             if run.is_main:

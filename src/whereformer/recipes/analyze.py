@@ -101,10 +101,10 @@ class Analyze(Recipe):
         for path in self.model:
             score = table.get(path, table.get(Path(path).name))
             try:
-                scores.append(float(score))
-            except (TypeError, ValueError):
-                got = f"{score!r}; it has {', '.join(table)}"
-                raise InputError("scores", f"expected a number for {path} in {self.scores}, got {got}") from None
+                scores.append(float(str(score)))
+            except ValueError:
+                cell = f"{score!r}; it has {', '.join(table)}"
+                raise InputError("scores", f"expected a number for {path} in {self.scores}, got {cell}") from None
         return scores
 
 

@@ -143,7 +143,7 @@ def build_examples(
     if not (limit := min(map(len, answers_of.values()))):
         return []
     targets = held_out.labels[held_out.labels != IGNORED].tolist()
-    words = examples.find_words(tokenizer, held_out.labels, limit)
+    words = examples.find_words(tokenizer, held_out.inputs, held_out.labels, limit)
     right = {word: [name for name in runs if answers_of[name][word] == targets[word]] for word in words}
     differing = [word for word in words if 0 < len(right[word]) < len(runs)]
     chosen, rows = list[int](), []

@@ -63,7 +63,7 @@ def build_report(models: Sequence[ModelFindings]) -> Report:
     parts.append(Sheet.of("How this is measured", [column], rows, name_column=-1, folded=True))
     title = f"What did {'these models' if len(models) > 1 else models[0].name} learn about position?"
     values = {model.name: model for model in models}
-    methods = [model.position for model in models]
+    methods = " ".join(model.position for model in models)
     return Report(title, sentences, parts, values, numbers="findings.json", methods=methods)
 
 
@@ -112,18 +112,18 @@ def build_heads_sheet(model: ModelFindings, *, folded: bool) -> Sheet:
     """Return a table with a row for each head."""
     max_kernels = len(model.heads[0].fits)
     kernels = [count for count in range(1, max_kernels + 1) if count % 2 or max_kernels < 3]
-    rows = []
-    for head in model.heads:
-        fits = [head.fits[count - 1] for count in kernels]
-        cells: list[Cell | str] = [
+    percent = partial(decimals, style=".0%")
+    rows: list[list[Cell | str]] = [
+        [
             _cell(head.layer, str),
             _cell(head.head, str),
             head.name,
             _cell(head.toeplitzness),
             _cell(head.range, "{:.2f}".format),
-            *(_cell(float(fit.explained), partial(decimals, style=".0%")) for fit in fits),
+            *(_cell(float(head.fits[count - 1].explained), percent) for count in kernels),
         ]
-        rows.append(cells)
+        for head in model.heads
+    ]
     columns: list[Column | str] = [
         "layer",
         "head",

@@ -302,7 +302,7 @@ def fill_in(model: Any, prepared: PreparedPretraining) -> list[list[str]]:
     for inputs, labels in zip(batch["input_ids"], batch["labels"], strict=True):
         count = int((labels != text_windows.IGNORED).sum())
         guesses, answers = answers[:count], answers[count:]
-        for word in examples.find_words(tokenizer, labels, count)[:1]:
+        for word in examples.find_words(tokenizer, inputs, labels, count)[:1]:
             text, (right, answer) = examples.fill_blank(tokenizer, inputs, labels, word, [guesses[word]])
             rows.append([text, right, answer, "right" if right == answer else "wrong"])
     return rows[: examples.MAX_ROWS]

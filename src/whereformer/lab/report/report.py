@@ -66,7 +66,7 @@ class Report:
         next_command: that command.
         problem: the error that a command ends with although there is a report; empty if there is none.
         numbers: the file with all numbers, in the folder of the page.
-        methods: the position methods that it is about, as models name them.
+        methods: text with the names of the position methods that it is about.
         guide: the page of the documentation that explains it, such as "guides/compare"; empty if there is none.
     """
 
@@ -80,7 +80,7 @@ class Report:
     next_command: str = ""
     problem: str = ""
     numbers: str = "records.jsonl"
-    methods: Sequence[str] = ()
+    methods: str = ""
     guide: str = ""
 
     @property
@@ -100,9 +100,9 @@ class Report:
         """The addresses of pages about the report and its methods, by name; methods of plugins have none."""
         from ...positions import position_names
 
-        words = set(re.findall(r"\w+", " ".join(self.methods)))
-        methods = [name for name in position_names() if name in words and name != "none"]
-        pages = {**({"how to read this": self.guide} if self.guide else {}), **{m: f"methods/{m}" for m in methods}}
+        pages = {"how to read this": self.guide} if self.guide else {}
+        words = {*re.findall(r"\w+", self.methods)} - {"none"}
+        pages |= {name: f"methods/{name}" for name in position_names() if name in words}
         return {name: f"{DOCS}/{page}.md" for name, page in pages.items()}
 
     @property
