@@ -48,10 +48,7 @@ class Merge(WithPlugin):
                 recipe, _ = load(folder)
             except InputError as error:
                 raise InputError("folders", error.reason) from None
-            options, records, damaged = read_records(folder / RECORDS)
-            if damaged:
-                number = damaged[0]
-                raise InputError("folders", f"line {number} of {folder / RECORDS} is damaged; run its compare again")
+            options, records, _ = read_records(folder / RECORDS)
             parts.append((folder, recipe, options, records))
         first, recipe, options, _ = parts[0]
         for folder, next_recipe, next_options, _ in parts[1:]:
@@ -78,11 +75,6 @@ class Merge(WithPlugin):
             first_line = {"options": options, **provenance(options["device"])}
             (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *merged_records.values()])))
         console.print(f"wrote {self.out} with {len(keys)} models; make its report by:", highlight=False, soft_wrap=True)
-        chosen_steps = {
-            "minutes": options["minutes"],
-            "steps": options["steps"],
-        }  # what decides the steps, as in the record
-        merged_recipe = replace(
-            recipe, positions=positions, seed=seeds[0], seeds=seeds[-1] - seeds[0] + 1, out=self.out
-        )
-        console.print(replace(merged_recipe, **chosen_steps).format_command(), highlight=False, soft_wrap=True)
+        seed, stop, steps, minutes = seeds[0], seeds[-1] + 1, options["steps"], options["minutes"]
+        recipe = replace(recipe, positions=positions, seed=seed, seeds=stop - seed, steps=steps, minutes=minutes)
+        console.print(replace(recipe, out=self.out).format_command(), highlight=False, soft_wrap=True)

@@ -90,7 +90,7 @@ def bfloat16_levels() -> list[str]:
     """Return the instructions for bfloat16 that this processor has besides AVX-512 or NEON, and ask the system for the
     tiles of AMX, which a process has to do once."""
     if not torch.cpu._is_avx512_bf16_supported():
-        has_neon = getattr(torch.cpu, "get_capabilities", dict)().get("bf16")  # older torch lacks it
+        has_neon = vars(torch.cpu).get("get_capabilities", dict)().get("bf16")  # older torch lacks it
         return ["neonbf16"] if has_neon else []
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
 
