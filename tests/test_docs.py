@@ -33,7 +33,7 @@ MARKS = {
     # The programs' own warnings.
     "other-programs.md": pytest.mark.filterwarnings("ignore"),
 }
-NEEDED = {"other-programs.md": ("sentence_transformers", "peft", "lightning")}
+NEEDED = {"other-programs.md": ("sentence_transformers", "peft", "lightning", "ctranslate2")}
 """Modules that a page needs and that may be missing: they are in the extra "clients"."""
 
 

@@ -181,3 +181,25 @@ def test_sentence_transformers_without_padding(tmp_path):
     mixes = library.SentenceTransformer(save(transformers.BertModel(bert.config), tmp_path / "mixes"), device="cpu")
     with pytest.raises(InputError, match=r"mixes packed texts"):
         unpad(mixes.bfloat16())
+
+
+@pytest.mark.parametrize("saved", [None, ["whereformer"]])
+def test_peft_trains_saves_and_merges_a_method_that_is_named(saved, tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    lora = {"target_modules": ["query", "value"], "r": 2, "modules_to_save": saved}
+    model = peft.get_peft_model(attach(make("bert"), "tisa"), peft.LoraConfig(**lora))
+    before = {name: parameter.clone() for name, parameter in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    for _ in range(2):
+        model.train()(**batch(model)).last_hidden_state.square().sum().backward()
+        optimizer.step()
+    changed = [name for name, parameter in model.named_parameters() if not parameter.equal(before[name])]
+    assert any(".whereformer." in name for name in changed) == (saved is not None)
+    assert any("lora" in name for name in changed)
+    model.save_pretrained(tmp_path)
+    merged = peft.PeftModel.from_pretrained(attach(make("bert"), "tisa"), tmp_path).merge_and_unload()
+    expected = states(model.eval(), batch(model))
+    torch.testing.assert_close(states(merged.eval()), expected, rtol=1e-4, atol=1e-5)
+    # It differs from the method as it was.
+    other = detach(merged)
+    assert (states(attach(other, "tisa").eval()) - expected).abs().max() > 1e-3

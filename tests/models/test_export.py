@@ -9,6 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from whereformer import Encoder, EncoderConfig, EncoderForMaskedLM, attach
 
+from . import originals
 from .peers import enlarge
 
 SIZES = {"vocab_size": 50, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 32}
@@ -98,6 +99,25 @@ def test_onnx_runtime_gives_the_same_numbers(name):
         return session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})[0]
 
     check(model, run, (5, 17, 30, 40))
+
+
+@torch.no_grad()
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "position"), [("modernbert", "tisa"), ("deberta", "none"), ("modernbert", "shaw")])
+def test_onnx_files_of_attached_models_fit_any_length(family, position):
+    onnxruntime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    model = attach(originals.theirs(family, max_position_embeddings=170).float(), position)
+    enlarge(model, 0.1).config.return_dict = False
+    inputs = {name: tensor for name, tensor in inputs_of(2, 24).items() if name != "token_type_ids"}
+    axes = {name: {0: "batch", 1: "length"} for name in inputs}
+    program = torch.onnx.export(model, (), kwargs=inputs, dynamo=True, dynamic_shapes=axes, verbose=False)
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    for batch, length in ((3, 7), (1, 33), (2, 130)):
+        inputs = {name: tensor for name, tensor in inputs_of(batch, length).items() if name != "token_type_ids"}
+        (states, *_) = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        real = inputs["attention_mask"].bool()
+        torch.testing.assert_close(torch.as_tensor(states)[real], model(**inputs)[0][real], rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore")
