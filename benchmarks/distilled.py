@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 import torch
 from benchmark import Benchmark, main
+from distillation import distill_positions
 from parts import spread
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
 from whereformer import EncoderForMaskedLM, load_pretrained
-from whereformer.analysis import distill_positions
 from whereformer.analysis.held_out import lm_score
 from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode

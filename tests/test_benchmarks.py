@@ -346,7 +346,7 @@ SIMPLE = {
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_ways"),
-    *("benchmark", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
+    *("benchmark", "distillation", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
 }
 """Files that benchmarks share."""
 

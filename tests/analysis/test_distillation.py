@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from benchmarks.distillation import distill_positions, offset_curves
 from whereformer import Encoder, EncoderConfig
-from whereformer.analysis.distillation import distill_positions, offset_curves
 from whereformer.analysis.toeplitz import diagonal_sums, fit_curves
 
 

@@ -1,7 +1,7 @@
 """Counts of a model's parameters and operations, and measurements of how a model uses position.
 
-Toeplitzness and fits need only torch. Counts and ``distill_positions`` also need transformers; without it,
-using their names raises an error that says so.
+Toeplitzness and fits need only torch. Counts also need transformers; without it, using
+their names raises an error that says so.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from .toeplitz import Diagonals, diagonals, toeplitz_part, toeplitzness
 
 if TYPE_CHECKING:
     from .costs import Flops, Parameters, count_flops, count_parameters
-    from .distillation import distill_positions
 
 __all__ = [
     "Diagonals",
@@ -25,7 +24,6 @@ __all__ = [
     "count_flops",
     "count_parameters",
     "diagonals",
-    "distill_positions",
     "fit_tisa",
     "fit_tisa_up_to",
     "toeplitz_part",
@@ -37,5 +35,4 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     require("hf", "transformers", "safetensors")
-    module = "distillation" if name == "distill_positions" else "costs"
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    return getattr(import_module(f"{__name__}.costs"), name)

@@ -90,9 +90,8 @@ def bfloat16_levels() -> list[str]:
     """Return the instructions for bfloat16 that this processor has besides AVX-512 or NEON, and ask the system for the
     tiles of AMX, which a process has to do once."""
     if not torch.cpu._is_avx512_bf16_supported():
-        # Older releases of torch lack it.
-        capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-        return ["neonbf16"] if capabilities.get("bf16") else []
+        has_neon = getattr(torch.cpu, "get_capabilities", dict)().get("bf16")  # older torch lacks it
+        return ["neonbf16"] if has_neon else []
     return ["avx512bf16", "amx"] if torch.cpu._is_amx_tile_supported() and torch.cpu._init_amx() else ["avx512bf16"]
 
 

@@ -13,11 +13,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..errors import InputError
-from ..models import Encoder
-from ..positions.tisa import Tisa
-from .fit import TisaFit, fit_tisa
-from .toeplitz import diagonal_sums, fit_curves
+from whereformer.analysis.fit import TisaFit, fit_tisa
+from whereformer.analysis.toeplitz import diagonal_sums, fit_curves
+from whereformer.errors import InputError
+from whereformer.models import Encoder
+from whereformer.positions.tisa import Tisa
 
 MIN_WEIGHT = 1e-30
 """Smaller attention weights count as this one, because their logarithms are only rounding error."""
