@@ -15,11 +15,11 @@ from .sheet import Column, Sheet
 MAX_ROWS = 20
 BLANK, CONTEXT = "____", 14
 """What stands for a word to fill in, and the tokens that are shown on each side of it."""
-MODEL_ANSWERS = ("text", "word", "right", "wrong")
-"""The columns of :func:`compare_answers`' rows."""
 
 
-def build_sheet(title: str, columns: Sequence[str], rows: list[list[str]], note: str = "") -> list[Sheet]:
+def build_sheet(
+    title: str, rows: list[list[str]], note: str = "", columns: Sequence[str] = ("text", "word", "right", "wrong")
+) -> list[Sheet]:
     """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
     heads, notes = [Column(name, left=True, wraps=True) for name in columns], (note,) if note else ()
     full = [row for row in rows if len(row) == len(heads)]

@@ -118,7 +118,7 @@ class TrainingRecipe(Trains):
         last = {} if result.saved == result.scores[-1][1] else {"saved": result.saved}
         title_of, columns, note = self.ANSWERS
         sections = score_report.build_sections(result.losses, result.scores, last)
-        sections += [*examples.build_sheet(title_of, columns, result.examples, note), replace(plan, folded=True)]
+        sections += [*examples.build_sheet(title_of, result.examples, note, columns), replace(plan, folded=True)]
         return report.Report(title, sentences, sections, asdict(result))
 
     def prepare(self, run: Run, cache: Path) -> Any:

@@ -114,8 +114,7 @@ def split_text(path: str, text: str) -> list[str]:
         tokenizer = loading.load_tokenizer(path, None)
     except InputError:
         return text.split()
-    words: list[str] = tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"])
-    return words
+    return list(tokenizer.convert_ids_to_tokens(tokenizer(text)["input_ids"]))
 
 
 def analyze_model(path: str, name: str, options: Analyze, device: str) -> findings.ModelFindings:

@@ -231,7 +231,7 @@ class Extend(Recipe):
         ]
         sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", heads, rows, notes=(READING,))]
         columns = ["", "passage", "its document begins", "the document found begins"]
-        sections += examples.build_sheet("What does it find?", columns, result.examples)
+        sections += examples.build_sheet("What does it find?", result.examples, columns=columns)
         if result.losses:
             paint = score_report.paint_over_steps({"training": score_report.smooth(result.losses)})
             sections.append(report.Figure("Loss over the steps of training", paint))

@@ -363,7 +363,7 @@ class Finetune(ManyRuns, Trains):
                 words = {name: classes[answer] for name, answer in zip(answers_of, answers, strict=True)}
                 rows.append(examples.compare_answers(text, classes[int(label)], words))
         title, note = f"Inputs of {task} whose answer changes", f"Of seed {seed}, the first such inputs."
-        return examples.build_sheet(title, examples.MODEL_ANSWERS, rows[: examples.MAX_ROWS], note)
+        return examples.build_sheet(title, rows[: examples.MAX_ROWS], note)
 
 
 # Tables.

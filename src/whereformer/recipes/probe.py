@@ -396,7 +396,7 @@ class Probe(ManyRuns):
             for word, *parts in result.examples:
                 shown.setdefault((task, word), [task, word, name, *parts])
         heads = ["task", "", "method", "input", "right answers", "its answers"]
-        sheets += examples.build_sheet("A solved and a failed input of each task", heads, [*shown.values()])
+        sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=heads)
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
         return report.Report("What can each position method do?", [*sentences, about], sheets, results)
 
