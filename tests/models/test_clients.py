@@ -183,6 +183,8 @@ def test_sentence_transformers_without_padding(tmp_path):
         unpad(mixes.bfloat16())
 
 
+# peft's own warnings.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("saved", [None, ["whereformer"]])
 def test_peft_trains_saves_and_merges_a_method_that_is_named(saved, tmp_path):
     peft = pytest.importorskip("peft", reason="peft is not installed")
@@ -200,6 +202,6 @@ def test_peft_trains_saves_and_merges_a_method_that_is_named(saved, tmp_path):
     merged = peft.PeftModel.from_pretrained(attach(make("bert"), "tisa"), tmp_path).merge_and_unload()
     expected = states(model.eval(), batch(model))
     torch.testing.assert_close(states(merged.eval()), expected, rtol=1e-4, atol=1e-5)
-    # It differs from the method as it was.
-    other = detach(merged)
-    assert (states(attach(other, "tisa").eval()) - expected).abs().max() > 1e-3
+    fresh = attach(make("bert"), "tisa").whereformer.state_dict()
+    moved = [name for name, tensor in merged.whereformer.state_dict().items() if not tensor.equal(fresh[name])]
+    assert bool(moved) == (saved is not None)
