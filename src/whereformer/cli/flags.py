@@ -25,13 +25,13 @@ SHOWN = {str: "TEXT", int: "INT", float: "FLOAT", Path: "PATH"}
 """Placeholders in the help, by type."""
 GROUPS = {
     "text and other input": "model data tasks task column columns characters references documents validation train "
-    "text label regression train_rows tokenizer vocab_size",
+    "text label regression train_rows tokenizer vocab_size scores",
     "model": "positions position position_options plugin kernels max_kernels size preset blocks encoder_layers "
     "decoder_layers length lengths max_length hidden_size embedding_size intermediate_size num_heads norm windows",
     "training": "quick minutes steps epochs seeds seed batch_size batch_tokens accumulate learning_rate rate_factors "
     "kernel_learning_rate warmup schedule dropout label_smoothing causal objective mask_rate hide_masked grow average",
     "output": "out dry_run beams length_penalty every keep cache report_to",
-    "machine": "device jobs threads dtype compile",
+    "machine": "device jobs ray threads dtype compile",
 }
 """The groups of options in the help, and the options of each, the usual ones first. Others are in a group before."""
 

@@ -20,10 +20,10 @@ class Merge(WithPlugin):
 
     All folders must have the same text and the same options, except the methods and seeds. If several folders have a
     result, the first folder's is taken. The printed command then makes the report of all methods.
-    Example: whereformer merge runs/first runs/second --out runs/both
     """
 
     FLAGS: ClassVar = {"folders": "FOLDERS"}
+    EXAMPLE: ClassVar = "whereformer merge runs/a runs/b --out runs/both"
 
     folders: tuple[Path, ...]
     """The folders of `whereformer compare`, at least two."""
