@@ -520,7 +520,8 @@ def test_ctrl_c_counts_while_processes_begin(tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="processes are looked up in /proc")
 @pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL]
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGINT, signal.SIGKILL))],
 )
 def test_ctrl_c_and_kill_end_all_processes_and_keep_what_is_done(number, tmp_path):
     words = [sys.executable, "-m", "whereformer", "run", TOY, "--out", str(tmp_path), "--jobs", "2", "--fails", "wait"]

@@ -298,6 +298,7 @@ def together(rank, folder, port):
     ranks.leave()
 
 
+@pytest.mark.slow
 def test_two_processes_take_the_steps_of_one(tmp_path):
     import socket
 

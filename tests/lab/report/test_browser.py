@@ -271,6 +271,7 @@ def test_text_can_be_read_dark_and_light(page, dark):
     assert (int(ground.split("(")[1].split(",")[0]) < 128) == dark
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_pages_of_the_site_fit_a_phone_without_scripts(browser, dark):
     if not (pages := sorted((Path(__file__).parents[3] / "docs/_build/html").rglob("*.html"))):
@@ -285,6 +286,7 @@ def test_pages_of_the_site_fit_a_phone_without_scripts(browser, dark):
         browser.execute_cdp_cmd("Emulation.setScriptExecutionDisabled", {"value": False})
 
 
+@pytest.mark.slow
 def test_the_table_of_models_can_be_searched_and_filtered(browser):
     page = Path(__file__).parents[3] / "docs/_build/html/guides/attached-models.html"
     if not page.exists():
