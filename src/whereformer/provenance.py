@@ -46,7 +46,7 @@ def _git(*arguments: str) -> str | None:
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the libraries that are measured or compared with, if installed."""
     installed = {"python": platform.python_version(), "torch": torch.__version__, "whereformer": __version__}
-    for name in ("triton", "transformers", "x-transformers"):
+    for name in ("triton", "transformers"):
         with suppress(PackageNotFoundError):
             installed[name] = version(name)
     return installed

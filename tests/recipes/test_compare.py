@@ -106,6 +106,12 @@ def test_folders_of_one_comparison_are_merged(text, tmp_path, capsys):
         {first} {tmp_path} --out {tmp_path}/new => has no results of whereformer compare
     """):
         assert message in fails(capsys, "merge", *arguments)
+    empty = [tmp_path / name for name in ("empty", "empty2")]
+    for folder in empty:  # as of comparisons that were interrupted in their first training
+        folder.mkdir()
+        (folder / "records.jsonl").write_bytes((first / "records.jsonl").read_bytes().splitlines(keepends=True)[0])
+    refused = fails(capsys, "merge", *map(str, empty), "--out", str(tmp_path / "new"))
+    assert "FOLDERS: expected at least one trained model, got none" in refused
     run(text, tmp_path / "other", "--batch-size=2", positions="none")
     refused = fails(capsys, "merge", str(first), str(tmp_path / "other"), "--out", str(tmp_path / "new"))
     assert f"{first} and {tmp_path}/other have different batch_size, 4 and 2" in refused

@@ -65,6 +65,8 @@ class Merge(WithPlugin):
         for *_, part in parts:
             merged_records |= {name: record for name, record in part.items() if name not in merged_records}
         keys = [key for task, *key in map(json.loads, merged_records) if task == "train"]
+        if not keys:
+            raise InputError("folders", "expected at least one trained model, got none")
         seeds = sorted({seed for seed, _ in keys})
         positions = tuple(dict.fromkeys(name for _, name in keys))
         with new_folder(self.out) as merged:

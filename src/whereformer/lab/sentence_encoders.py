@@ -122,8 +122,8 @@ class SentenceEncoder:
         """Return the vectors of texts, (rows, hidden_size), as sentence-transformers makes them."""
         if self.settings.prompt and not self.settings.pools_prompt:
             states = states[:, len(self.before) :]
-        pooling = self.settings.pooling
-        vectors = states.mean(1) if pooling == "mean" else states[:, 0 if pooling == "cls" else -1]
+        ends = {"cls": 0, "lasttoken": -1}
+        vectors = states[:, ends[self.settings.pooling]] if self.settings.pooling in ends else states.mean(1)
         return functional.normalize(vectors, dim=-1) if self.settings.normalizes else vectors
 
     def vectors(self, rows: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from .. import ranks
 from ..errors import InputError
 from ..files import new_folder
-from . import trackers
+from . import tensorboard
 from .options import MAX_RUNS, MAX_SEED, MAX_SIZE
 from .recipe import MayChange, Range, Trains, lazy_modules
 from .sheet import Column, Sheet
@@ -154,7 +154,7 @@ class TrainingRecipe(Trains):
         training. Other arguments are as in :func:`.train.train` and :class:`.train.Checkpoints`.
         """
         folder = self.out / "tensorboard" if self.reports_to_tensorboard else None
-        with trackers.open_tensorboard(folder) as log_metrics:
+        with tensorboard.open_writer(folder) as log_metrics:
 
             def score_and_log(step: int) -> dict[str, float]:
                 scores = score(step)

@@ -10,7 +10,7 @@ from .. import ranks
 
 
 @contextmanager
-def open_tensorboard(folder: Path | None) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+def open_writer(folder: Path | None) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """Yield a function that writes a step's values by name. Without a folder, it does nothing, as in other processes
     than the main one."""
     if folder is None or not ranks.is_main():
