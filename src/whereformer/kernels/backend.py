@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from .bounded_cache import BoundedCache
-from .call import ARGUMENTS, AXES, GRADIENTS, Call, CallTemplate, LogSums
+from .call import ARGUMENTS, AXES, GRADIENTS, TABLES, Call, CallTemplate, LogSums
 from .plan_cache import StepRecorder
 from .precision import without_autocast
 from .torch_private import apply_without_transforms, below_autograd
@@ -50,8 +51,16 @@ class Backend:
         return None
 
     def adapt(self, call: Call) -> Call:
-        """Return an equal call in the form that the backend computes. Autograd differentiates this step."""
-        return call
+        """Return an equal call in the form that the backend computes. Autograd differentiates this step.
+
+        By default, all tables are in the dtype of scores.
+        """
+        narrow = {
+            name: table.to(call.score_dtype)
+            for name, table in zip(TABLES, call.tables, strict=True)
+            if table is not None and table.dtype != call.score_dtype
+        }
+        return replace(call, **narrow) if narrow else call
 
     def new_buffer(self, call: Call) -> Tensor:
         """Allocate the buffer of the forward's state."""

@@ -123,7 +123,7 @@ def query_table_scores(call: Call, table: Tensor, columns: Tensor) -> Tensor:
     rows = call.query_table_factors
     if rows is None:
         assert call.key is not None
-        rows = _for_each_head(call, call.key).to(table.dtype) * call.scale
+        rows = _for_each_head(call, call.key).to(call.score_dtype) * call.scale
     per_offset = _times(rows, table)  # (1 or batch, heads, n_k, T)
     # Not by len(), which makes a size of exported programs a number.
     batch = per_offset.shape[0] if columns.shape[0] == 1 else columns.shape[0]
@@ -139,6 +139,7 @@ def _for_each_head(call: Call, rows: Tensor) -> Tensor:
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:
     """Multiply rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
+    table = table.to(rows.dtype)
     if table.shape[0] > 1:
         return rows @ table.mT
     # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's
