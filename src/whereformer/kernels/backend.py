@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -51,16 +50,9 @@ class Backend:
         return None
 
     def adapt(self, call: Call) -> Call:
-        """Return an equal call in the form that the backend computes. Autograd differentiates this step.
-
-        By default, all tables are in the dtype of scores.
-        """
-        narrow = {
-            name: table.to(call.score_dtype)
-            for name, table in zip(TABLES, call.tables, strict=True)
-            if table is not None and table.dtype != call.score_dtype
-        }
-        return replace(call, **narrow) if narrow else call
+        """Return an equal call in the form that the backend computes: by default, with wide tables. Autograd
+        differentiates this step."""
+        return call.widen(TABLES)
 
     def new_buffer(self, call: Call) -> Tensor:
         """Allocate the buffer of the forward's state."""

@@ -92,7 +92,7 @@ class Call:
     query: Annotated[Tensor | None, TensorSpec("batch heads n_q head_dim", "value", gradient=True)]
     key: Annotated[Tensor | None, TensorSpec("batch key_heads n_k head_dim", "value", gradient=True)]
     value: Annotated[Tensor, TensorSpec("batch key_heads n_k value_dim", "value", gradient=True)]
-    bias: Annotated[Tensor | None, TensorSpec("heads T_bias", "score", gradient=True)]
+    bias: Annotated[Tensor | None, TensorSpec("heads T_bias", "float", gradient=True)]
     key_table: Annotated[Tensor | None, TensorSpec("table_heads T_key key_width", "float", gradient=True)]
     query_table: Annotated[Tensor | None, TensorSpec("table_heads T_query query_width", "float", gradient=True)]
     value_table: Annotated[Tensor | None, TensorSpec("table_heads T_value value_dim", "float", gradient=True)]
@@ -140,7 +140,8 @@ class Call:
     @property
     def score_dtype(self) -> torch.dtype:
         """The dtype of scores and sums."""
-        return torch.promote_types(self.value.dtype, torch.float32)
+        dtype = self.value.dtype
+        return dtype if dtype.itemsize >= 4 else torch.float32
 
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
@@ -193,6 +194,13 @@ class Call:
         if keys is not None:
             key_start += keys.start * key_stride
         return replace(self, **changes, affine=[start + rows.start * stride, stride, key_start, key_stride])
+
+    def widen(self, names: Sequence[str]) -> Self:
+        """Return the call with these inputs in the dtype of scores."""
+        inputs = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+        dtype = self.score_dtype
+        changes: dict[str, Any] = {name: tensor.to(dtype) for name, tensor in inputs.items() if tensor.dtype != dtype}
+        return replace(self, **changes) if changes else self
 
     def new_output(self) -> Tensor:
         """Allocate the output in the layout that suits the projection after it. It is not a view, because autograd

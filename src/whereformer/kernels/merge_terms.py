@@ -30,10 +30,10 @@ def merge_terms(
     The ``span`` is the smallest and the largest offset that is allowed. If None, it depends on values in tensors.
 
     Returns:
-        The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: tables, factors and levels
-        in float32 or wider. A single table of vectors without factors, and factors that were all passed in the value's
-        dtype, keep that dtype. A single dense term keeps its dtype. Where some of several :class:`OffsetKeys` have
-        factors, the merged one has factors; likewise :class:`OffsetQueries`.
+        The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: sums, factors and levels in
+        float32 or wider, except factors that were all passed in the value's dtype, which keep it. A single table in
+        half precision and a single dense term keep their dtype. Where some of several :class:`OffsetKeys` have factors, the merged one has factors;
+        likewise :class:`OffsetQueries`.
     """
     dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
     heads = (value if query is None else query).shape[1]
@@ -50,10 +50,10 @@ def merge_terms(
         dense = [sum((scores.to(dtype) for scores in dense[1:]), dense[0].to(dtype))]
     pair_dtypes = {factors.dtype for pair in pairs for factors in (pair.query_factors, pair.key_factors)}
     pair_dtype = value.dtype if pair_dtypes == {value.dtype} else dtype
-    key_table, first_key, key_table_factors = _merge_vectors(keys, query, heads, scale, span, value.dtype, dtype)
-    query_table, first_query, query_table_factors = _merge_vectors(queries, key, heads, scale, span, value.dtype, dtype)
+    key_table, first_key, key_table_factors = _merge_vectors(keys, query, heads, scale, span, dtype)
+    query_table, first_query, query_table_factors = _merge_vectors(queries, key, heads, scale, span, dtype)
     bias, first_bias = _merge_tables(biases, span, dtype)
-    value_table, first_value = _merge_tables(values, span, _dtype_of(values, value.dtype, dtype))
+    value_table, first_value = _merge_tables(values, span, dtype)
     return {
         "bias": bias,
         "key_table": key_table,
@@ -80,18 +80,12 @@ def _merge_tables(
     return sum(aligned[1:], aligned[0]), first
 
 
-def _dtype_of(tables: list[tuple[Tensor, int]], value_dtype: torch.dtype, score_dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a sum of tables of vectors: a single one keeps the value's."""
-    return value_dtype if len(tables) == 1 and tables[0][0].dtype == value_dtype else score_dtype
-
-
 def _merge_vectors(
     terms: list[tuple[Tensor, int, Tensor | None]],
     rows: Tensor | None,
     heads: int,
     scale: float,
     span: tuple[int, int] | None,
-    value_dtype: torch.dtype,
     dtype: torch.dtype,
 ) -> tuple[Tensor | None, int, Tensor | None]:
     """Merge terms (table of vectors, its first offset, factors) into one table, its first offset and its factors.
@@ -100,7 +94,7 @@ def _merge_vectors(
     """
     plain = [(table, first) for table, first, factors in terms if factors is None]
     if len(plain) == len(terms):
-        return *_merge_tables(plain, span, _dtype_of(plain, value_dtype, dtype)), None
+        return *_merge_tables(plain, span, dtype), None
     tables = [(table, first) for table, first, factors in terms if factors is not None]
     factors = [factors for *_, factors in terms if factors is not None]
     if plain:
@@ -127,7 +121,8 @@ def _align_tables(
         tables = [_trim(table, first, *span) for table, first in tables]
     if len(tables) == 1:
         table, first = tables[0]
-        return [table.to(dtype)], first
+        # Backends may multiply half precision as it is.
+        return [table if table.dtype.itemsize == 2 else table.to(dtype)], first
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     aligned = []

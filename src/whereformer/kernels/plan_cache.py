@@ -30,7 +30,7 @@ NumPy's, are not cached."""
 _ELEMENT_TYPES = _ARGUMENT_TYPES - _TENSOR_TYPES - {tuple}
 """The types of the elements of tuples."""
 
-_HARMLESS_FUNCTIONS = frozenset({"__len__", "contiguous", "dim", "float", "is_floating_point", "promote_types", "to"})
+_HARMLESS_FUNCTIONS = frozenset({"__len__", "contiguous", "dim", "float", "is_floating_point", "to"})
 _HARMLESS_ATTRIBUTES = frozenset({"device", "dtype", "is_nested", "shape"})
 """What follows from a signature, or is the tensor itself. Others, such as ``requires_grad``, are not part of it."""
 

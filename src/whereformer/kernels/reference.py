@@ -31,6 +31,7 @@ def attend(
         weights before dropout.
     """
     with without_autocast(call.value.device):
+        call = call.widen(TABLES)
         weights, lse = softmax(call, sinks)
         if (seeds := call.dropout_seeds()) is not None:
             survives = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
@@ -85,8 +86,8 @@ def _may_forbid(bias: Tensor | None) -> bool:
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
+    call, dtype = call.widen(TABLES), call.score_dtype
     batch, _, n_k, _ = call.value.shape
-    dtype = call.score_dtype
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT
@@ -123,7 +124,7 @@ def query_table_scores(call: Call, table: Tensor, columns: Tensor) -> Tensor:
     rows = call.query_table_factors
     if rows is None:
         assert call.key is not None
-        rows = _for_each_head(call, call.key).to(call.score_dtype) * call.scale
+        rows = _for_each_head(call, call.key).to(table.dtype) * call.scale
     per_offset = _times(rows, table)  # (1 or batch, heads, n_k, T)
     # Not by len(), which makes a size of exported programs a number.
     batch = per_offset.shape[0] if columns.shape[0] == 1 else columns.shape[0]
@@ -139,7 +140,6 @@ def _for_each_head(call: Call, rows: Tensor) -> Tensor:
 
 def _times(rows: Tensor, table: Tensor) -> Tensor:
     """Multiply rows (batch, heads, n, dim) with their heads' vectors (heads or 1, T, dim): (batch, heads, n, T)."""
-    table = table.to(rows.dtype)
     if table.shape[0] > 1:
         return rows @ table.mT
     # A table that heads share needs one product instead of one per item and head, and so does its gradient. A token's

@@ -373,7 +373,7 @@ template <class F> struct Mirror {
     });
   }
 
-  // The transpose: adds a tile's gradient to those of the keys' rows ``d_x`` (n, depth), if any, and of the vectors.
+  // The transpose: adds a tile's gradient to the gradient of the keys' rows ``d_x`` (n, depth), if any, and of vectors.
   // ``turned_x`` is x^T, (depth, x_ld).
   void collect(const Tile& t, const Line& line, const A* gradients, int64_t ld, Rows<F> x, const F* turned_x,
                int64_t x_ld, A* d_x) {

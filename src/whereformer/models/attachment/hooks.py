@@ -89,14 +89,15 @@ class StackForward:
     def get_sites(
         self, mask_spec: MaskSpec, query: Tensor, scale: float | None, has_new_keys: bool
     ) -> tuple[Site, Site]:
-        """Return the site of a layer's attention, and that of the method's hooks, which has the shared results.
+        """Return the site of a layer's attention, and the hooks' site, which has the shared results.
 
         Layers with the same mask get the same sites: making them takes as long as attention to a few hundred keys.
         ``has_new_keys`` says that the hooks get the new keys only, because a cache holds the others.
         """
-        batch, _, n_q, _ = query.shape
-        key = mask_spec, batch, n_q, scale, has_new_keys, torch.is_grad_enabled()
-        sites = None if torch.compiler.is_compiling() else self.sites.get(key)
+        n_q, is_compiling = query.shape[2], torch.compiler.is_compiling()
+        # Compilers cannot look up symbolic sizes.
+        key = () if is_compiling else (mask_spec, len(query), n_q, scale, has_new_keys, torch.is_grad_enabled())
+        sites = None if is_compiling else self.sites.get(key)
         if sites is None:
             self.check_mask(mask_spec, n_q)
             site = mask_spec.site(query, scale)
