@@ -201,9 +201,9 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
 
 @show_options(CallOptions)
 def explain(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
@@ -249,11 +249,7 @@ def _check_names(
 
 @show_options(CallOptions)
 def attention_weights(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
-    terms: Sequence[Term] = (),
-    **options: Unpack[CallOptions],
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> Float[Tensor, "batch heads n_q n_k"]:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 

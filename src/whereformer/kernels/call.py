@@ -197,10 +197,9 @@ class Call:
 
     def widen(self, names: Sequence[str]) -> Self:
         """Return the call with these inputs in the dtype of scores."""
-        inputs = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        dtype = self.score_dtype
-        changes: dict[str, Any] = {name: tensor.to(dtype) for name, tensor in inputs.items() if tensor.dtype != dtype}
-        return replace(self, **changes) if changes else self
+        inputs: dict[str, Any] = {name: getattr(self, name) for name in names}
+        changes = {name: x.to(self.score_dtype) for name, x in inputs.items() if x is not None}
+        return self if all(changes[name] is inputs[name] for name in changes) else replace(self, **changes)
 
     def new_output(self) -> Tensor:
         """Allocate the output in the layout that suits the projection after it. It is not a view, because autograd

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..backend import Backend, BackwardInputs, ForwardOutputs, Operators, Replay
 from ..call import AXES, TABLES, Call
 from ..terms import Positions, position_values
-from .library import compute, level_for, multiplies_bfloat16
+from .library import compute, level_for
 from .library import unsupported_reason as why_no_library
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
@@ -300,10 +300,10 @@ class Native(Backend):
 
     def adapt(self, call: Call) -> Call:
         # Products of vectors in bfloat16 take half the time where the processor has instructions for them.
-        vectors = {table.dtype for table in call.tables[1:] if table is not None}
-        has_factors = call.key_table_factors is not None or call.query_table_factors is not None
-        keeps = vectors == {torch.bfloat16} and multiplies_bfloat16() and not has_factors
-        return call.widen(("bias",) if keeps else TABLES)
+        vectors = (*call.tables[1:], call.key_table_factors, call.query_table_factors)
+        is_narrow = {rows.dtype for rows in vectors if rows is not None} == {torch.bfloat16}
+        has_products = level_for(torch.bfloat16) != level_for(torch.float32)
+        return call.widen(("bias",) if is_narrow and has_products else TABLES)
 
     def new_buffer(self, call: Call) -> Tensor:
         return call.forward_state(2).buffer

@@ -55,7 +55,7 @@ template <class F, class T> struct Attention {
   F* narrow_rows = nullptr;
   // Numbers of a block's rows
   A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *kept = nullptr, *block64 = nullptr;
-  T *gradient_wide_copy = nullptr, *turned_wide = nullptr;
+  T *wide_gradient_rows = nullptr, *wide_gradient_turned = nullptr;
   A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
   F *query_turned = nullptr, *gradient_turned = nullptr;
   uint32_t* pair_scratch = nullptr;
@@ -137,8 +137,8 @@ template <class F, class T> struct Attention {
       narrow_rows = memory.take<F>(bq * bk);
       keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
     }
-    if (wider && value_vectors.on()) gradient_wide_copy = memory.take<T>(bq * dv);
-    if (wider && (key_vectors.on() || value_vectors.on())) turned_wide = memory.take<T>(larger(dk, dv) * up(bq, 32));
+    if (wider && value_vectors.on())
+      wide_gradient_rows = memory.take<T>(bq * dv), wide_gradient_turned = memory.take<T>(dv * up(bq, 32));
     deltas = memory.take<A>(bq);
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
@@ -147,7 +147,7 @@ template <class F, class T> struct Attention {
       d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk),
       factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * key_depth);
-    if (c.key_rank && c.d_key_table) key_table_turned = memory.take<T>(key_depth * up(bq, 32));
+    if ((c.key_rank || wider) && c.d_key_table) key_table_turned = memory.take<T>(key_depth * up(bq, 32));
     if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr))
       d_query_table_rows = memory.take<A>(keys_up * query_depth);
     if (c.d_query_table) query_table_turned = memory.take<T>(query_depth * keys_up);
@@ -645,7 +645,7 @@ template <class F, class T> struct Attention {
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
   void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
-    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
+    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, wide_gradient_rows);
     const A* given = (const A*)c.d_log_sums;
     // The gradient of a row's log of sums is its weights.
     for (int64_t i = 0; i < t.rows; i++) deltas[i] = given ? -given[(b * c.heads + h) * c.n_q + t.i + i] : A(0);
@@ -664,9 +664,10 @@ template <class F, class T> struct Attention {
     if (d_factors)
       transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr),
           zero(d_query_factors, bq * rk);
-    if (key_table_turned)
-      transpose_rows<T>(key_table_rows, key_vectors.depth, t.rows, key_vectors.depth, key_table_turned, pitch,
-                        pair_scratch);
+    const auto turn = [&](const T* rows, int64_t depth, T* to) {
+      if (to) transpose_rows<T>(rows, depth, t.rows, depth, to, pitch, pair_scratch);
+    };
+    turn(key_table_rows, key_vectors.depth, key_table_turned), turn(wide_gradient_rows, dv, wide_gradient_turned);
     if (d_key_table_rows) zero(d_key_table_rows, t.rows * key_vectors.depth);
     if (d_query_levels) zero(d_query_levels, t.rows * c.levels);
     zero(d_query, t.rows * dk);
@@ -780,15 +781,14 @@ template <class F, class T> struct Attention {
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(wide_gradient, turned(wide_gradient, gradient_turned, t.rows, dv), pitch, t.rows, reach(t));
+      value_vectors.learn(wide_gradient, columns(wide_gradient_turned, gradient_turned), pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
       if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows, reach(t));
       else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows, reach(t));
-      if (key_table_turned) key_vectors.learn(key_table_left, key_table_turned, pitch, t.rows, reach(t));
-      else if (c.d_key_table)
-        key_vectors.learn(key_table_left, turned(key_table_left, query_turned, t.rows, dk), pitch, t.rows, reach(t));
+      if (c.d_key_table)
+        key_vectors.learn(key_table_left, columns(key_table_turned, query_turned), pitch, t.rows, reach(t));
     }
     if (query_vectors.on())
       query_vectors.collect(t, line, gradients, ld, query_table_left, query_table_turned, keys_up, d_query_table_rows);
@@ -817,13 +817,10 @@ template <class F, class T> struct Attention {
     if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
   }
 
-  // A block's rows as columns in the dtype of tables; those in the inputs' dtype are there already.
-  const T* turned(Rows<T> rows, const F* same, int64_t count, int64_t width) {
-    if constexpr (!wider) return same;
-    else {
-      transpose_rows<T>(rows.at, rows.pitch, count, width, turned_wide, up(bq, 32), nullptr);
-      return turned_wide;
-    }
+  // A block's rows as columns in the dtype of tables: a copy, or those in the inputs' dtype
+  static const T* columns(const T* copy, const F* same) {
+    if constexpr (wider) return copy;
+    else return copy ? copy : same;
   }
 
   // Rounds the weights and gradients of two rows from an even ``i`` on, of which the second may not be.

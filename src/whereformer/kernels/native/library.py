@@ -75,11 +75,6 @@ def level_for(dtype: torch.dtype) -> int:
     return max(usable.index(level) for level in usable if dtype == torch.bfloat16 or level not in _BFLOAT16)
 
 
-def multiplies_bfloat16() -> bool:
-    """Whether the level that is used has products of bfloat16."""
-    return level() in _BFLOAT16
-
-
 def compute(address: int) -> None:
     """Compute the call of the struct at an address."""
     if isinstance(_library, str):

@@ -194,7 +194,7 @@ template <class F> struct Vectors {
   bool stands_alone(int64_t end) const { return whole.length % 16 == 1 && from + end == whole.length; }
   // Calls f(first row, rows, first column, columns) for a few rows at a time and the part's columns that they read.
   template <class F_> INLINE void by_reach(int64_t rows, Reach reach, F_ f) const {
-    constexpr int64_t few = 24;
+    constexpr int64_t few = step == 2 ? 32 : 24;
     if (reach.any) return f((int64_t)0, rows, (int64_t)0, part.length);
     for (int64_t i = 0; i < rows; i += few) {
       const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step,
