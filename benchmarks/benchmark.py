@@ -5,7 +5,6 @@ A benchmark is a dataclass of options that measures in ``measure``, and ends wit
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_files import write_results
 from rich.console import Console
 
 from whereformer.checks import check_choice
 from whereformer.cli.exit_codes import exit_on_error
 from whereformer.cli.flags import parse
 from whereformer.cli.main import execute
-from whereformer.files import write_atomically
 from whereformer.lab.recipe import WithPlugin
-from whereformer.provenance import provenance
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,7 @@ class Benchmark(WithPlugin):
         """Measure, then write the results with the date, the machine, the commit and the versions."""
         torch.set_num_threads(1)
         file = self.out if self.out.suffix == ".json" else self.out / "results.json"
-        results = {**self.measure(console)}
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps({**provenance(), **results}, indent=1, allow_nan=False) + "\n")
+        write_results(file, self.measure(console))
         console.print(f"wrote {file}", highlight=False, soft_wrap=True)
 
     def measure(self, console: Console) -> Mapping[str, Any]:
