@@ -346,7 +346,8 @@ SIMPLE = {
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_ways"),
-    *("benchmark", "distillation", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
+    *("benchmark", "distillation", "goals", "parts", "peak", "pictures", "position_properties", "result_files"),
+    "side_by_side",
 }
 """Files that benchmarks share."""
 
