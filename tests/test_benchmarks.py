@@ -353,10 +353,7 @@ HELPERS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS],
-)
+@pytest.mark.parametrize("name", [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS])
 def test_benchmark_runs(name, run, tmp_path):
     if name not in SIMPLE:
         assert name in globals(), "a new benchmark needs a smoke test here"

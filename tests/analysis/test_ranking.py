@@ -151,12 +151,7 @@ def level(*names, gap=0.0):
         ),
         ({**level("a"), **level("b", gap=2), **level("none", gap=4)}, 400, "Take a: it predicts this text best.", None),
         # One method is no comparison.
-        (
-            {**level("rope"), **level("none", gap=3)},
-            400,
-            "rope beats no positions; one method is no comparison.",
-            None,
-        ),
+        ({**level("rope"), **level("none", gap=3)}, 400, "rope beats no positions; one method is no comparison.", None),
         (level("rope"), 400, "Only rope was tried; one method is no comparison.", None),
         (
             {**level("none"), **level("rope", gap=0.01)},
