@@ -32,12 +32,13 @@ from attention_ways import FLOOR, TORCH, Way, backend, check, in_a_line, make_st
 from benchmark import Among, Benchmark, main
 from goals import write_goals
 from peak import peak_of_first_call
+from result_files import write_results
 from rich.console import Console
 from side_by_side import by_turns, summarize
 
 from whereformer.errors import InputError
 from whereformer.lab.recipe import Counts, Names
-from whereformer.provenance import commit, machine, provenance, write_results
+from whereformer.provenance import commit, machine, provenance
 
 LONG = 2048
 """With more tokens than this, the default batch is one sequence."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from result_files import write_results
 from rich.console import Console
 
 from whereformer.checks import check_choice
@@ -19,7 +20,6 @@ from whereformer.cli.exit_codes import exit_on_error
 from whereformer.cli.flags import parse
 from whereformer.cli.main import execute
 from whereformer.lab.recipe import WithPlugin
-from whereformer.provenance import write_results
 
 
 @dataclass(frozen=True)

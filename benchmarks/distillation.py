@@ -14,13 +14,29 @@ import torch
 from torch import Tensor
 
 from whereformer.analysis.fit import TisaFit, fit_tisa
-from whereformer.analysis.toeplitz import diagonal_sums, fit_curves
+from whereformer.analysis.toeplitz import diagonal_sums
 from whereformer.errors import InputError
 from whereformer.models import Encoder
 from whereformer.positions.tisa import Tisa
 
 MIN_WEIGHT = 1e-30
 """Smaller attention weights count as this one, because their logarithms are only rounding error."""
+
+
+def fit_curves(sums: Tensor, count: int) -> Tensor:
+    """Return the f of the least-squares model ``matrix_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
+
+    Args:
+        sums: (..., 2 n - 1), the sums over all matrices, by offset, of entries minus their row's mean.
+        count: the number of matrices.
+    """
+    n = (sums.shape[-1] + 1) // 2
+    offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
+    rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
+    normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
+    # Constants are in the null space of the normal matrix, and never part of the right-hand side.
+    normal += 1 / len(normal)
+    return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count
 
 
 @torch.no_grad()

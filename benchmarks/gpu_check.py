@@ -36,10 +36,10 @@ import torch
 from attention_kinds import BenchProblem, Case, Packed, make_problem
 from attention_peers import flex
 from attention_ways import DENSE, Way, backend, make_step
+from result_files import write_results
 from torch import Tensor
 
 from whereformer import OffsetBias, Positions, attention
-from whereformer.provenance import write_results
 
 DEVICE = "cuda"
 SECONDS = 450.0

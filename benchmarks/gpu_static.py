@@ -30,6 +30,7 @@ os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it when it is imported.
 
 import torch
 import triton
+from result_files import write_results
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -37,7 +38,6 @@ from triton.runtime.jit import JITFunction
 from whereformer import DistanceDecay, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, attention
 from whereformer.kernels.triton import available
 from whereformer.kernels.triton import launch as host
-from whereformer.provenance import write_results
 
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 HEADS, LENGTH, CLIP, SHORT, RANK = 2, 256, 16, 127, 16

@@ -83,7 +83,10 @@ def _encoders(layers: int) -> dict[str, nn.Module]:
     funnel = "-".join("1" * layers)
     return {
         "transformers": _bert(layers),
-        **{position: _ours(position, str(layers)) for position in ("learned", "tisa", "shaw")},
+        **{
+            position: _ours(position, str(layers))
+            for position in ("learned", "tisa", "shaw", "deberta", "transformer_xl")
+        },
         f"tisa {funnel}": _ours("tisa", funnel),
     }
 

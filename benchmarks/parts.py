@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from result_files import write_results
 
 from whereformer.errors import InputError
-from whereformer.provenance import write_results
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
+from distillation import fit_curves
 from torch import Tensor
 
-from whereformer.analysis.toeplitz import diagonal_sums, fit_curves, from_diagonals
+from whereformer.analysis.toeplitz import diagonal_sums, from_diagonals
 from whereformer.kernels import Positions
 from whereformer.kernels.torch_private import TorchDispatchMode
 from whereformer.models.encoder import Encoder

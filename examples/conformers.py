@@ -6,10 +6,12 @@ the same names, and the results are the same: ESPnet 202511, NeMo 3.0.0 and Spee
 float64, and gradients by 4e-13, padded, in chunks and streaming. The toolkits are not needed here: a module with the
 name and the parameters of ESPnet's takes its place.
 
-    python examples/conformers.py       # a minute of speech, at 40 ms a frame
-    python examples/conformers.py 30    # half an hour: 45,000 frames
+    python examples/conformers.py             # a minute of speech, at 40 ms a frame
+    python examples/conformers.py 30          # half an hour: 45,000 frames
+    python examples/conformers.py 5 matrix    # five minutes with the usual forward, a matrix of all pairs
 """
 
+import copy
 import math
 import resource
 import sys
@@ -20,6 +22,7 @@ import torch
 from torch import nn
 
 from whereformer import DenseBias, OffsetKeys, attention
+from whereformer.provenance import provenance
 
 
 def relative_attention(query, key, value, vectors, u, v, scale, visible=None, dropout_p=0.0):
@@ -139,7 +142,9 @@ def sinusoids(frames, width):
 
 if __name__ == "__main__":
     torch.manual_seed(0)
+    torch.set_num_threads(1)
     layer = RelPositionMultiHeadedAttention(2, 64)
+    usual = copy.deepcopy(layer)
     speech = torch.randn(2, 500, 64)
     mask = torch.arange(500) < torch.tensor([[[500]], [[300]]])  # the second is padded
     expected = layer(speech, speech, speech, sinusoids(500, 64), mask)
@@ -150,9 +155,12 @@ if __name__ == "__main__":
     print("the state dict has the same names:", list(layer.state_dict()) == names)
 
     frames = round(1500 * float(sys.argv[1] if len(sys.argv) > 1 else 1))
+    measured = usual if "matrix" in sys.argv[2:] else layer
     speech, positions = torch.randn(1, frames, 64), sinusoids(frames, 64)
     before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    layer(speech, speech, speech, positions, None).square().mean().backward()
+    measured(speech, speech, speech, positions, None).square().mean().backward()
     added = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"{frames:,} frames, forward and backward: {time.process_time() - started:.1f} s, {added:,.0f} MiB")
     print(f"a single matrix of pairs for both heads: {2 * frames**2 * 4 / 2**20:,.0f} MiB")
+    source = provenance()
+    print(f"commit {source['commit']}, {source['machine']['cpu']}, {source['machine']['instructions']}, one thread")

@@ -346,16 +346,14 @@ SIMPLE = {
 
 HELPERS = {
     *("attention_kinds", "attention_peers", "attention_ways"),
-    *("benchmark", "distillation", "goals", "parts", "peak", "pictures", "position_properties", "side_by_side"),
+    *("benchmark", "distillation", "goals", "parts", "peak", "pictures", "position_properties", "result_files"),
+    "side_by_side",
 }
 """Files that benchmarks share."""
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS],
-)
+@pytest.mark.parametrize("name", [file.stem for file in sorted(FOLDER.glob("*.py")) if file.stem not in HELPERS])
 def test_benchmark_runs(name, run, tmp_path):
     if name not in SIMPLE:
         assert name in globals(), "a new benchmark needs a smoke test here"

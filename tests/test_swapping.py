@@ -124,8 +124,7 @@ def test_apply_hooks_checks_what_a_method_would_take_in_silence():
     with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
         rope.attend(inputs[0], *(tensor[:, :2] for tensor in inputs[1:]), site_of(12))
     with pytest.raises(
-        InputError,
-        match=r"site\.new_key_positions: Fox needs all keys, not only the new ones: cache keys before",
+        InputError, match=r"site\.new_key_positions: Fox needs all keys, not only the new ones: cache keys before"
     ):
         fox.apply_hooks(*inputs, dataclasses.replace(site_of(12), new_key_positions=site_of(1).key_positions))
     with pytest.raises(

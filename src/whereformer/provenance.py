@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import re
 import subprocess
-from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date
 from functools import cache
@@ -16,7 +14,6 @@ from typing import Any
 
 import torch
 
-from .files import write_atomically
 from .kernels.native.library import level
 from .version import __version__
 
@@ -85,9 +82,3 @@ def provenance(device: torch.device | str = "cpu") -> dict[str, Any]:
         "machine": machine(torch.device(device)),
         "versions": versions(),
     }
-
-
-def write_results(path: Path, results: Mapping[str, object], device: torch.device | str = "cpu") -> None:
-    """Write results as JSON, with their provenance first. The folder is created if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({**provenance(device), **results}, indent=1, allow_nan=False) + "\n")

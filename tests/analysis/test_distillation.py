@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from benchmarks.distillation import distill_positions, offset_curves
+from benchmarks.distillation import distill_positions, fit_curves, offset_curves
 from whereformer import Encoder, EncoderConfig
-from whereformer.analysis.toeplitz import diagonal_sums, fit_curves
+from whereformer.analysis.toeplitz import diagonal_sums
 
 
 def encoder(position, **options):

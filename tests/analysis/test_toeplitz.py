@@ -116,11 +116,7 @@ def test_numpy_and_lists():
         (torch.zeros(2, 3), ValueError, r"matrix: expected shape \(..., n, n\), n at least 1, got \(2, 3\)"),
         (torch.zeros(2, 0, 0), ValueError, r"matrix: expected shape \(..., n, n\), n at least 1, got \(2, 0, 0\)"),
         (torch.zeros(2, 2, dtype=torch.cfloat), ValueError, "matrix: expected finite real numbers"),
-        (
-            torch.tensor([[1.0, float("nan")], [0.0, 0.0]]),
-            ValueError,
-            "matrix: expected finite real numbers, got NaN",
-        ),
+        (torch.tensor([[1.0, float("nan")], [0.0, 0.0]]), ValueError, "matrix: expected finite real numbers, got NaN"),
         (torch.tensor([[1.0, float("inf")], [-float("inf"), 0]]), ValueError, "matrix: expected finite real numbers"),
     ],
 )

@@ -50,6 +50,7 @@ def test_a_task_that_needs_no_positions_counts_for_no_method():
         ),
         (solved(rope="abcd", tisa="abcd"), 100, True, "rope and tisa solve 4 of 4 {}."),
         (solved(rope="ab", tisa="a"), 100, False, None),
+        (solved(none="bcd", rope="abcd", tisa="bcd"), PROBE_STEPS, True, "rope solves the task a at 16 symbols."),
         # Nothing is left to compare.
         (solved(none="abcd", rope="abcd"), PROBE_STEPS, True, None),
         (solved(none="a"), PROBE_STEPS, True, None),
@@ -82,7 +83,7 @@ def gain(points, is_clear=False, position="rope", task="rte"):
 @pytest.mark.parametrize(
     ("gains", "seeds", "sentence"),
     [
-        ([], 1, "Fine-tuned; there is no baseline to compare with. Add 0 to --kernels to compare with one."),
+        ([], 1, "Fine-tuned; no method has a baseline. Name several methods, or add 0 to --kernels."),
         ([gain(0.0), gain(-1.0)], 3, "Keep the baseline: no position method gained over it."),
         (
             [gain(2.0)],

@@ -141,11 +141,7 @@ def test_patterns_match_files_in_order_and_none_is_an_error(tmp_path):
         file.write_text("" if name == "blank.txt" else name)
     assert load_documents([f"{tmp_path}/*.txt"]) == ["a.txt", "b.txt"]
     assert load_documents([f"{tmp_path}/**/*.txt"]) == ["a.txt", "b.txt", "inner/c.txt"]
-    assert load_documents([f"{tmp_path}/**/[cd].*", tmp_path / "b.txt"]) == [
-        "inner/c.txt",
-        "inner/deep/d.md",
-        "b.txt",
-    ]
+    assert load_documents([f"{tmp_path}/**/[cd].*", tmp_path / "b.txt"]) == ["inner/c.txt", "inner/deep/d.md", "b.txt"]
     with pytest.raises(InputError, match=r"data: no file matches '.*\*\.json'"):
         load_documents([f"{tmp_path}/*.json"])
     with pytest.raises(InputError, match="no text in"):

@@ -83,8 +83,7 @@ def raw(data):
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("a.parquet", r"': 'utf-8' codec can't decode"), ("a.jsonl", r", line 1: not UTF-8 text \(")],
+    ("name", "message"), [("a.parquet", r"': 'utf-8' codec can't decode"), ("a.jsonl", r", line 1: not UTF-8 text \(")]
 )
 def test_text_that_is_not_utf8_is_refused_by_both_readers(tmp_path, name, message):
     file = tmp_path / name

@@ -9,13 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from whereformer.data import corpus, windows
-from whereformer.data.tokenizers import (
-    Vocabulary,
-    build_vocabulary,
-    fit_tokenizer,
-    load_tokenizer,
-    read_vocabulary,
-)
+from whereformer.data.tokenizers import Vocabulary, build_vocabulary, fit_tokenizer, load_tokenizer, read_vocabulary
 from whereformer.errors import InputError
 
 TEXTS = ["the cat sat on the mat", "the dog sat on the log", "a cat and a dog"] * 20

@@ -35,15 +35,7 @@ from tests.kernels.cases import (
     terms_of,
     with_log_sums,
 )
-from whereformer import (
-    DenseBias,
-    OffsetBias,
-    OffsetKeys,
-    OffsetQueries,
-    OffsetValues,
-    Positions,
-    attention,
-)
+from whereformer import DenseBias, OffsetBias, OffsetKeys, OffsetQueries, OffsetValues, Positions, attention
 from whereformer.kernels import blockwise, remember
 from whereformer.kernels.backend_choice import OPERATORS
 

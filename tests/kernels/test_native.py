@@ -212,3 +212,33 @@ def test_lengths_leave_nothing_in_memory():
             call(n)
         assert (pages() - before) * 4096 < 20e6
     """)
+
+
+def in_plain_torch(query, key, value, key_table, query_table, value_table):
+    """Attention with tables over the offsets from ``1 - n`` to ``n - 1``, pair by pair."""
+    n = query.shape[2]
+    columns = torch.arange(n) - torch.arange(n)[:, None] + n - 1
+    scores = query @ key.mT + (query @ key_table.mT).gather(3, columns.expand(1, query.shape[1], n, n))
+    scores = scores + (key @ query_table.mT).gather(3, columns.mT.expand_as(scores)).mT
+    weights = (scores * query.shape[3] ** -0.5).softmax(-1)
+    return weights @ value + torch.einsum("bhij,hijd->bhid", weights, value_table[:, columns])
+
+
+def test_tables_in_bfloat16_are_as_exact_as_in_plain_torch():
+    n, draw = 70, torch.Generator().manual_seed(0)
+    sizes = [(1, 2, n, 64)] * 3 + [(2, 2 * n - 1, 64)] * 3
+    inputs = [torch.randn(size, generator=draw).mul(0.5).bfloat16() for size in sizes]
+    kinds = OffsetKeys, OffsetQueries, OffsetValues
+
+    def results(compute, dtype):
+        leaves = [tensor.detach().to(dtype, copy=True).requires_grad_() for tensor in inputs]
+        out = compute(*leaves)
+        return [out, *torch.autograd.grad(out, leaves, inputs[0].to(dtype))]
+
+    def ours(query, key, value, *tables):
+        terms = [kind(table, 1 - n) for kind, table in zip(kinds, tables, strict=True)]
+        return attention(query, key, value, terms, backend="native")
+
+    exact, plain = (results(in_plain_torch, dtype) for dtype in (torch.float64, torch.bfloat16))
+    for result, expected, rounded in zip(results(ours, torch.bfloat16), exact, plain, strict=True):
+        assert (result - expected).norm() < 1.5 * (rounded - expected).norm()

@@ -228,10 +228,7 @@ WRONG = {
         {"key": rows(5), "value": rows(5)},
         "cu_seqlens_k: needed, because query has 4 rows and value has 5",
     ),
-    "key mask": (
-        {"key_mask": torch.ones(1, 4).bool()},
-        "key_mask: not an argument of attention_varlen; sequences",
-    ),
+    "key mask": ({"key_mask": torch.ones(1, 4).bool()}, "key_mask: not an argument of attention_varlen; sequences"),
     "flash attention's length": ({"max_seqlen_q": 4}, "max_seqlen_q: not an argument of attention_varlen; leave it"),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},

@@ -11,13 +11,7 @@ from safetensors.torch import load_file
 
 from tests.models.peers import enlarge
 from tests.models.test_encoder import small_config
-from whereformer import (
-    Electra,
-    ElectraPretrainingConfig,
-    EncoderConfig,
-    EncoderForPreTraining,
-    load_pretrained,
-)
+from whereformer import Electra, ElectraPretrainingConfig, EncoderConfig, EncoderForPreTraining, load_pretrained
 from whereformer.models.electra import sample
 
 MASK = 4

@@ -263,10 +263,7 @@ def test_a_mask_of_ones_is_no_padding():
         ({"seq_idx": SEQ[:, 1:]}, "seq_idx: it needs (batch, n) and no cache, got 1 rows"),
         ({"seq_idx": SEQ, "document_ids": SEQ}, "document_ids: expected None with cu_seq_lens_q"),
         ({"seq_idx": SEQ, "position_ids": SEQ}, "position_ids: expected 0, 1, ... in each text, got others"),
-        (
-            {"seq_idx": SEQ, "attention_mask": SEQ},
-            "attention_mask: a model that pools accepts packed texts only",
-        ),
+        ({"seq_idx": SEQ, "attention_mask": SEQ}, "attention_mask: a model that pools accepts packed texts only"),
         (
             {"seq_idx": SEQ.repeat(2, 1), "input_ids": IDS.repeat(2, 1)},
             "document_ids: a model that pools accepts packed",

@@ -8,11 +8,7 @@ from safetensors.torch import save_file
 from transformers import FunnelConfig
 from transformers.models.funnel import modeling_funnel
 
-from whereformer import (
-    Encoder,
-    EncoderConfig,
-    load_pretrained,
-)
+from whereformer import Encoder, EncoderConfig, load_pretrained
 from whereformer.errors import InputError
 
 from .originals import FUNNEL, rewrite

@@ -43,12 +43,7 @@ FIELDS = [
         {"classifier_activation": "tanh"},
         "classifier_activation: expected hidden_activation's 'gelu', got 'tanh'",
     ),
-    (
-        "mpnet",
-        "Model",
-        {"relative_attention_num_buckets": 16},
-        "relative_attention_num_buckets: expected 32, got 16",
-    ),
+    ("mpnet", "Model", {"relative_attention_num_buckets": 16}, "relative_attention_num_buckets: expected 32, got 16"),
     ("mpnet", "Model", {"pad_token_id": 0}, "pad_token_id: expected 1, got 0"),
     ("distilbert", "Model", {"n_layers": 4}, "checkpoint: it has no 'transformer.layer.3."),
     ("deberta", "Model", {"conv_kernel_size": 3}, f"conv_kernel_size: expected 0, {V3}, got 3"),

@@ -6,12 +6,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn import functional
 from transformers import AutoModelForSeq2SeqLM, DynamicCache, MarianConfig, MarianMTModel
 
-from whereformer import (
-    PositionRangeError,
-    Seq2SeqConfig,
-    Seq2SeqForConditionalGeneration,
-    position_names,
-)
+from whereformer import PositionRangeError, Seq2SeqConfig, Seq2SeqForConditionalGeneration, position_names
 from whereformer.models.inputs import CACHE
 
 from .checkpointing import checkpoint_activations
@@ -305,10 +300,7 @@ def test_writing_beyond_a_table_of_positions_says_so():
         ({"num_attention_heads": 5}, "5 heads do not divide hidden_size 32"),
         ({"encoder_layers": 0}, "encoder_layers: expected 1 to 1000, got 0"),
         ({"label_smoothing": 1.0}, r"label_smoothing: expected 0 to 0.99, got 1.0"),
-        (
-            {"attention_probs_dropout_prob": 1.0},
-            r"attention_probs_dropout_prob: expected 0 to 0.99, got 1.0",
-        ),
+        ({"attention_probs_dropout_prob": 1.0}, r"attention_probs_dropout_prob: expected 0 to 0.99, got 1.0"),
         ({"hidden_act": "rleu"}, "hidden_act: expected one of .*, got 'rleu'"),
         ({"pad_token_id": 99}, r"pad_token_id: expected a token of the \d+, got 99"),
         ({"decoder_start_token_id": None}, r"decoder_start_token_id: expected a token of the \d+, got None"),

@@ -55,10 +55,7 @@ def nothing_is_built(monkeypatch):
         ({"blocks": "10000000"}, "blocks: expected at most 1000 layers, got 10000000"),
         ({"blocks": "1" * 5000}, "blocks: expected layers as"),
         ({"blocks": "1" + "-1" * 10**6}, "blocks: expected layers as"),
-        (
-            {"position": "synthesizer", "max_position_embeddings": 2**31 - 1},
-            "config: a model with these sizes cannot",
-        ),
+        ({"position": "synthesizer", "max_position_embeddings": 2**31 - 1}, "config: a model with these sizes cannot"),
         ({"blocks": "900"}, "checkpoint: it has no 'encoder.layers.2.attention.query.weight', which this model needs"),
         ({"vocab_size": math.nan}, "vocab_size: expected an integer, got nan"),
         ({"num_labels": 10**9}, "num_labels: expected at most 65536, got 1000000000"),

@@ -135,6 +135,26 @@ def test_the_command_and_the_function(save, tmp_path, capsys):
     assert "<table" in report._repr_html_()
 
 
+def test_scores_come_from_a_table_by_folder_or_its_last_part(save, tmp_path, capsys):
+    paths, table, out = (
+        [save(ours(), "run/model"), save(ours("tisa+learned"), "two")],
+        tmp_path / "t.csv",
+        tmp_path / "o",
+    )
+    words = ["analyze", *paths, "--max-kernels", "1", "--scores", str(table), "--out", str(out)]
+    table.write_text(f"model,score,note\nmodel,3.5,first\n{paths[1]},-2.25,\n")
+    main(words)
+    rows = [line.split(",") for line in (out / "position.csv").read_text().splitlines()]
+    assert [(row[0], row[-1]) for row in rows] == [("model", "score"), ("run/model", "3.5"), ("two", "-2.25")]
+    assert "two" in (out / "score-over-toeplitzness.svg").read_text()
+    table.write_text("model,score\ntwo,high\nmodel,3.5\n")
+    assert f"--scores: expected a number for {paths[1]} in {table}, got 'high'" in fails(capsys, *words)
+    table.write_text("model,score\ntwo,1\n")
+    assert "got None; it has two" in fails(capsys, *words)
+    table.write_text("name,score\ntwo,1\n")
+    assert "--scores: " in fails(capsys, *words)
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

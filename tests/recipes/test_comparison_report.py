@@ -12,7 +12,8 @@ import torch
 
 from tests.lab.report.pages import Page
 from whereformer.cli.flags import parse
-from whereformer.lab.examples import find_words
+from whereformer.lab import examples
+from whereformer.lab.examples import fill_blank, find_words
 from whereformer.recipes.compare import Compare, RateSearch
 from whereformer.recipes.comparison_report import ComparisonResult, build_examples
 
@@ -46,7 +47,7 @@ def recipe_of(methods=METHODS, **options):
     return Compare(**{"out": "x", "positions": list(methods), "length": LENGTH, "steps": 60, **options})
 
 
-def report_of(methods=METHODS, seeds=1, *, guessing=4.9876, rates=None, trials=None, **options):
+def report_of(methods=METHODS, seeds=1, *, guessing=4.9876, rates=None, trials=None, jobs=1, **options):
     """A report on made-up outcomes: a dictionary of options of :func:`outcome` for each method."""
     recipe = recipe_of(methods, seeds=seeds, **options)
     outcomes = {
@@ -55,7 +56,7 @@ def report_of(methods=METHODS, seeds=1, *, guessing=4.9876, rates=None, trials=N
         for name, of in methods.items()
     }
     material = SimpleNamespace(source="<i>news</i> & more.txt", guessing=guessing, held_out=None, tokenizer=None)
-    return recipe.report(material, outcomes, rates or {}, range(seeds), trials or {}, 60.0)
+    return recipe.report(material, outcomes, rates or {}, range(seeds), trials or {}, 60.0, jobs)
 
 
 def wide_report():
@@ -88,6 +89,12 @@ def test_a_part_of_a_word_is_not_an_example():
     assert find_words(Pieces(), ids, ids, 3) == [2]
 
 
+def test_the_text_around_a_word_has_whole_words_only(monkeypatch):
+    monkeypatch.setattr(examples, "CONTEXT", 2)
+    ids, labels = torch.tensor([0, 1, 2, 2, 0, 0, 1]), torch.tensor([-100, -100, -100, 2, -100, -100, -100])
+    assert fill_blank(Pieces(), ids, labels, 0, [0]) == ("now ____ play", ["now", "play"])
+
+
 def test_examples_are_words_that_methods_fill_in_and_where_they_differ():
     inputs = torch.arange(26).repeat(4)
     labels = torch.full_like(inputs, -100)
@@ -99,11 +106,12 @@ def test_examples_are_words_that_methods_fill_in_and_where_they_differ():
     held_out = SimpleNamespace(inputs=inputs, labels=labels)
     (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=False)
     rows = [[cell.text for cell in row] for row in sheet.rows]
-    assert rows[0] == ["aa bb ____ dd ee ff gg hh ii jj kk ll mm nn oo pp qq", "cc", "tisa and rope", "none: dd"]
+    assert rows[0] == ["bb ____ dd ee ff gg hh ii jj kk ll mm nn oo pp qq", "cc", "tisa and rope", "none: dd"]
     assert all("tisa" in right and "none" in wrong for _, _, right, wrong in rows)
     assert [word for _, word, *_ in rows] == ["cc", "ee", "gg", "ii"]
+    assert [column.wraps for column in sheet.columns] == [True, False, False, False]
     (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=True)
-    assert [cell.text for cell in sheet.rows[0]][:2] == ["aa bb ____", "cc"]
+    assert [cell.text for cell in sheet.rows[0]][:2] == ["bb ____", "cc"]
     runs["rope"] = {0: outcome(4.0)}  # as from a record of an earlier version
     assert build_examples(runs, "none", held_out, Letters(), causal=False) == []
 
@@ -180,7 +188,9 @@ def test_a_method_that_is_not_yet_learning_has_no_rank():
 def test_the_next_command_runs_as_it_is_printed_and_in_a_new_folder():
     report = report_of(out=Path("runs/a b-quick"), quick=True, causal=True)
     assert report.sentences[0].startswith("First look. Take tisa for now")
-    assert report.advice == "To see who stays ahead (about 4 minutes)"
+    assert report.advice == "To see who stays ahead (about 4 more minutes)"
+    assert report_of(jobs=8).advice == "To see who stays ahead (about 1 more minute)"
+    assert report_of(jobs=8, ray="auto").advice.endswith("(about 4 more minutes with one job at a time)")
     program, command, *words = shlex.split(report.next_command)
     assert (program, command) == ("whereformer", "compare")
     following = Compare(**parse(Compare, words, "whereformer compare"))

@@ -84,7 +84,7 @@ def test_a_gain_of_every_seed_is_marked():
 def test_without_a_gain_or_a_baseline():
     assert report_of({"rte": {BASE: [0.6], GAINING: [0.1]}}, seeds=1).sentences[0].startswith("Keep the baseline")
     report = report_of({"rte": {GAINING: [0.1]}}, seeds=1, kernels=3)
-    assert "no baseline to compare with" in report.sentences[0]
+    assert "no method has a baseline" in report.sentences[0]
     assert "baseline |" not in report.markdown()
 
 

@@ -87,8 +87,7 @@ def test_a_translation_ends_a_number_of_tokens_behind_its_source(untrained, monk
 
 
 @pytest.mark.parametrize(
-    ("entry", "value", "problem"),
-    [("pad_token", None, "does not match the model"), ("model_input_names", ["x"], None)],
+    ("entry", "value", "problem"), [("pad_token", None, "does not match the model"), ("model_input_names", ["x"], None)]
 )
 def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrained, tmp_path, capsys, monkeypatch):
     copy = tmp_path / "copy"

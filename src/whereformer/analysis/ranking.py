@@ -149,9 +149,10 @@ def sentences(ranking: Ranking, baseline: str, guessing: float, steps: int) -> l
     result, not_learning = [headline(ranking, baseline, guessing, steps)], ranking.not_learning
     if not_learning:
         are = "is not learning yet: its loss is" if len(not_learning) == 1 else "are not learning yet: their loss is"
+        late = "" if len(ranking.ranked) > 1 else "; on this text, or in so few steps, word order has not helped yet"
         result.append(
             f"{join_words(not_learning)} {are} not clearly lower than that of {baseline}. Train longer "
-            f"(--steps {STEP_FACTOR * steps}); on this text, or in so few steps, word order has not helped yet."
+            f"(--steps {STEP_FACTOR * steps}){late}."
         )
     if ranking.unsettled:
         pairs = join_words(_shorten([f"{better} ahead of {worse}" for better, worse in ranking.unsettled]))
@@ -194,7 +195,7 @@ def _format_rivals(ranking: Ranking) -> str:
     rivals, losses = ranking.rivals, {row.position: row.loss for row in ranking.rows}
     if not rivals:
         return ""
-    gaps = [f"{losses[name] - ranking.rows[0].loss:.2g}" for name in sorted(rivals, key=lambda name: losses[name])]
+    gaps = [f"{losses[name] - ranking.rows[0].loss:.2f}" for name in sorted(rivals, key=lambda name: losses[name])]
     gap = gaps[0] if gaps[0] == gaps[-1] else f"{gaps[0]} to {gaps[-1]}"
     return f"{join_words(_shorten(rivals))} {'is' if len(rivals) == 1 else 'are'} {gap} nats behind and may catch up."
 

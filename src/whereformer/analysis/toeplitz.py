@@ -130,19 +130,3 @@ def diagonal_sums(values: Float[Tensor, "*batch n n"]) -> Float[Tensor, "*batch 
         columns = padded[..., : count * (n + count - 1)].unflatten(-1, (count, n + count - 1))
         sums[..., n - start - count : 2 * n - 1 - start] += columns.sum(-2)
     return sums
-
-
-def fit_curves(sums: Tensor, count: int) -> Tensor:
-    """Return the f of the least-squares model ``matrix_ij = f(j - i) + r_i``, whose mean is 0, (..., 2 n - 1).
-
-    Args:
-        sums: (..., 2 n - 1), the sums over all matrices, by offset, of entries minus their row's mean.
-        count: the number of matrices.
-    """
-    n = (sums.shape[-1] + 1) // 2
-    offset, index = torch.arange(1 - n, n), torch.arange(n).unsqueeze(-1)
-    rows = ((offset >= -index) & (offset < n - index)).double()  # which offsets a row has
-    normal = torch.diag(rows.sum(0)) - rows.T @ rows / n  # with the rows' numbers eliminated
-    # Constants are in the null space of the normal matrix, and never part of the right-hand side.
-    normal += 1 / len(normal)
-    return torch.linalg.solve(normal, sums.flatten(0, -2).T).T.view_as(sums) / count

@@ -34,9 +34,10 @@ def compare_solved(solved: Mapping[str, Mapping[str, bool]], symbols: int, steps
     counts = {name: sum(solved[name][task] for task in tasks) for name in methods}
     if not tasks or not methods:
         return None
-    best, of_tasks = max(counts.values()), f"of {len(tasks)} tasks that need positions at {symbols} symbols"
+    best, of_tasks = max(counts.values()), f"of {len(tasks)} tasks that need positions"
     leaders = [name for name, count in counts.items() if count == best]
-    solve = f"{join_words(leaders)} {'solves' if len(leaders) == 1 else 'solve'} {best} {of_tasks}"
+    which = f"the task {tasks[0]}" if len(tasks) == 1 else f"{best} {of_tasks}"
+    solve = f"{join_words(leaders)} {'solves' if len(leaders) == 1 else 'solve'} {which} at {symbols} symbols"
     if steps < PROBE_STEPS and (not trained or min(counts.values()) < len(tasks)):
         so_far = f"; so far, {solve}" if best else ""
         too_few = f"{steps} steps are too few to compare methods{so_far}. Train for {PROBE_STEPS} steps or more."
@@ -104,7 +105,7 @@ def choose_method(gains: Sequence[tuple[Gain, str, str, str]], seeds: int) -> st
     Each gain has its position method, task and metric; there are none without a baseline.
     """
     if not gains:
-        return "Fine-tuned; there is no baseline to compare with. Add 0 to --kernels to compare with one."
+        return "Fine-tuned; no method has a baseline. Name several methods, or add 0 to --kernels."
     better = [labeled for labeled in gains if labeled[0].points > 0]
     if not better:
         return "Keep the baseline: no position method gained over it."

@@ -126,10 +126,7 @@ def unigram_entropy(training: Tensor, held_out: Tensor) -> float:
 
 
 def open_or_encode(
-    cache: Path,
-    text: TextSource,
-    choice: TokenizerChoice,
-    log: Callable[[str], object] = lambda line: None,
+    cache: Path, text: TextSource, choice: TokenizerChoice, log: Callable[[str], object] = lambda line: None
 ) -> EncodedText:
     """Open an encoded text if the cache has it, else encode it there.
 

@@ -127,11 +127,7 @@ def fingerprint(parts: Mapping[str, Pairs]) -> str:
 
 
 def open_or_encode(
-    cache: Path,
-    parts: Mapping[str, Pairs],
-    text: str,
-    vocab_size: int,
-    log: Callable[[str], object],
+    cache: Path, parts: Mapping[str, Pairs], text: str, vocab_size: int, log: Callable[[str], object]
 ) -> tuple[dict[str, RowFile], PreTrainedTokenizerFast]:
     """Open the encoded pairs if the cache has them, else encode them there.
 

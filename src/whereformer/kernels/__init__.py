@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import Tensor
 
@@ -41,32 +41,6 @@ __all__ = [
 ]  # fmt: skip
 
 
-@overload
-def attention(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
-    terms: Sequence[Term] = (),
-    *,
-    return_lse: Literal[False] = False,
-    backend: str = "auto",
-    **options: Unpack[CallOptions],
-) -> Float[Tensor, "batch heads n_q value_dim"]: ...
-
-
-@overload
-def attention(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
-    terms: Sequence[Term] = (),
-    *,
-    return_lse: Literal[True],
-    backend: str = "auto",
-    **options: Unpack[CallOptions],
-) -> tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]: ...
-
-
 @show_options(CallOptions)
 def attention(
     query: Float[Tensor, "batch heads n_q head_dim"] | None,
@@ -77,10 +51,7 @@ def attention(
     return_lse: bool = False,
     backend: str = "auto",
     **options: Unpack[CallOptions],
-) -> (
-    Float[Tensor, "batch heads n_q value_dim"]
-    | tuple[Float[Tensor, "batch heads n_q value_dim"], Float[Tensor, "batch heads n_q"]]
-):
+) -> Any:
     """Multi-head softmax attention with position terms.
 
     ``score_ij = scale * <query_i, key_j>`` plus the scores of the terms, and
@@ -205,7 +176,7 @@ def attention_varlen(
         query, key, value, terms, cu_seqlens_q, cu_seqlens_k, options, by_triton
     )
     packed_options |= {"return_lse": return_lse, "backend": backend}
-    results: Any = attention(query, key, value, terms, **packed_options)
+    results = attention(query, key, value, terms, **packed_options)
     return tuple(map(varlen.unpack_output, results)) if isinstance(results, tuple) else varlen.unpack_output(results)
 
 
@@ -230,9 +201,9 @@ def _run(call: Call, sinks: Tensor | None, backend: str, recorder: StepRecorder 
 
 @show_options(CallOptions)
 def explain(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
+    query: Tensor | None,
+    key: Tensor | None,
+    value: Tensor,
     terms: Sequence[Term] = (),
     *,
     return_lse: bool = False,
@@ -278,11 +249,7 @@ def _check_names(
 
 @show_options(CallOptions)
 def attention_weights(
-    query: Float[Tensor, "batch heads n_q head_dim"] | None,
-    key: Float[Tensor, "batch key_heads n_k head_dim"] | None,
-    value: Float[Tensor, "batch key_heads n_k value_dim"],
-    terms: Sequence[Term] = (),
-    **options: Unpack[CallOptions],
+    query: Tensor | None, key: Tensor | None, value: Tensor, terms: Sequence[Term] = (), **options: Unpack[CallOptions]
 ) -> Float[Tensor, "batch heads n_q n_k"]:
     """Return the softmax weights of :func:`attention`, (batch, heads, n_q, n_k), before dropout; O(n_q n_k) memory.
 

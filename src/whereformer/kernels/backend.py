@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .bounded_cache import BoundedCache
-from .call import ARGUMENTS, AXES, GRADIENTS, Call, CallTemplate, LogSums
+from .call import ARGUMENTS, AXES, GRADIENTS, TABLES, Call, CallTemplate, LogSums
 from .plan_cache import StepRecorder
 from .precision import without_autocast
 from .torch_private import apply_without_transforms, below_autograd
@@ -50,8 +50,9 @@ class Backend:
         return None
 
     def adapt(self, call: Call) -> Call:
-        """Return an equal call in the form that the backend computes. Autograd differentiates this step."""
-        return call
+        """Return an equal call in the form that the backend computes: by default, with wide tables. Autograd
+        differentiates this step."""
+        return call.widen(TABLES)
 
     def new_buffer(self, call: Call) -> Tensor:
         """Allocate the buffer of the forward's state."""

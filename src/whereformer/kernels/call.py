@@ -92,10 +92,10 @@ class Call:
     query: Annotated[Tensor | None, TensorSpec("batch heads n_q head_dim", "value", gradient=True)]
     key: Annotated[Tensor | None, TensorSpec("batch key_heads n_k head_dim", "value", gradient=True)]
     value: Annotated[Tensor, TensorSpec("batch key_heads n_k value_dim", "value", gradient=True)]
-    bias: Annotated[Tensor | None, TensorSpec("heads T_bias", "score", gradient=True)]
-    key_table: Annotated[Tensor | None, TensorSpec("table_heads T_key key_width", "score", gradient=True)]
-    query_table: Annotated[Tensor | None, TensorSpec("table_heads T_query query_width", "score", gradient=True)]
-    value_table: Annotated[Tensor | None, TensorSpec("table_heads T_value value_dim", "score", gradient=True)]
+    bias: Annotated[Tensor | None, TensorSpec("heads T_bias", "float", gradient=True)]
+    key_table: Annotated[Tensor | None, TensorSpec("table_heads T_key key_width", "float", gradient=True)]
+    query_table: Annotated[Tensor | None, TensorSpec("table_heads T_query query_width", "float", gradient=True)]
+    value_table: Annotated[Tensor | None, TensorSpec("table_heads T_value value_dim", "float", gradient=True)]
     key_table_factors: Annotated[Tensor | None, TensorSpec("items heads n_q key_width", "score", gradient=True)]
     query_table_factors: Annotated[Tensor | None, TensorSpec("items heads n_k query_width", "score", gradient=True)]
     query_factors: Annotated[Tensor | None, TensorSpec("items heads n_q rank", "float", gradient=True)]
@@ -140,7 +140,8 @@ class Call:
     @property
     def score_dtype(self) -> torch.dtype:
         """The dtype of scores and sums."""
-        return torch.promote_types(self.value.dtype, torch.float32)
+        dtype = self.value.dtype
+        return dtype if dtype.itemsize >= 4 else torch.float32
 
     @property
     def tables(self) -> tuple[Tensor | None, ...]:
@@ -193,6 +194,12 @@ class Call:
         if keys is not None:
             key_start += keys.start * key_stride
         return replace(self, **changes, affine=[start + rows.start * stride, stride, key_start, key_stride])
+
+    def widen(self, names: Sequence[str]) -> Self:
+        """Return the call with these inputs in the dtype of scores."""
+        inputs: dict[str, Any] = {name: getattr(self, name) for name in names}
+        changes = {name: x.to(self.score_dtype) for name, x in inputs.items() if x is not None}
+        return self if all(changes[name] is inputs[name] for name in changes) else replace(self, **changes)
 
     def new_output(self) -> Tensor:
         """Allocate the output in the layout that suits the projection after it. It is not a view, because autograd

@@ -30,10 +30,10 @@ def merge_terms(
     The ``span`` is the smallest and the largest offset that is allowed. If None, it depends on values in tensors.
 
     Returns:
-        The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: tables, factors and levels
-        in float32 or wider, except factors that were all passed in the value's dtype, which keep it. A single dense
-        term keeps its dtype. Where some of several :class:`OffsetKeys` have factors, the merged one has factors;
-        likewise :class:`OffsetQueries`.
+        The fields of :class:`~whereformer.kernels.call.Call` that terms decide, by name: sums, factors and levels in
+        float32 or wider, except factors that were all passed in the value's dtype, which keep it. A single table in
+        half precision and a single dense term keep their dtype. Where some of several :class:`OffsetKeys` have
+        factors, the merged one has factors; likewise :class:`OffsetQueries`.
     """
     dtype = value.dtype if value.dtype.itemsize >= 4 else torch.float32
     heads = (value if query is None else query).shape[1]
@@ -121,7 +121,7 @@ def _align_tables(
         tables = [_trim(table, first, *span) for table, first in tables]
     if len(tables) == 1:
         table, first = tables[0]
-        return [table.to(dtype)], first
+        return [table if table.dtype.itemsize == 2 else table.to(dtype)], first
     first = min(first for _, first in tables)
     last = max(first + table.shape[1] - 1 for table, first in tables)
     aligned = []

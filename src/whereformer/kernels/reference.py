@@ -31,6 +31,7 @@ def attend(
         weights before dropout.
     """
     with without_autocast(call.value.device):
+        call = call.widen(TABLES)
         weights, lse = softmax(call, sinks)
         if (seeds := call.dropout_seeds()) is not None:
             survives = keep_mask(seeds, torch.arange(call.n_k, device=call.value.device), call.dropout_p)
@@ -85,8 +86,8 @@ def _may_forbid(bias: Tensor | None) -> bool:
 
 def attention_scores(call: Call) -> tuple[Tensor, Tensor | None]:
     """Compute the scores, (batch, heads, n_q, n_k), in float32 or wider; and which pairs may attend, None if all."""
+    call, dtype = call.widen(TABLES), call.score_dtype
     batch, _, n_k, _ = call.value.shape
-    dtype = call.score_dtype
     query = None if call.query is None else call.query.to(dtype) * call.scale
     if query is not None and call.key is not None:
         scores = query @ _for_each_head(call, call.key).to(dtype).mT

@@ -12,17 +12,26 @@ from ..data.windows import IGNORED
 from ..errors import join_words
 from .sheet import Column, Sheet
 
-MAX_ROWS = 20
-BLANK, CONTEXT = "____", 14
-"""What stands for a word to fill in, and the tokens that are shown on each side of it."""
+MAX_ROWS = 12
+BLANK, CONTEXT = "____", 15
+"""The sign for a word to fill in, and the number of tokens that are read on each side of it."""
+ANSWERS = ("text", "word", "right", "wrong")
+"""The columns of :func:`compare_answers`."""
+MAX_LETTERS = 40
+"""Letters of the longest text that stays in one line."""
 
 
 def build_sheet(
-    title: str, rows: list[list[str]], note: str = "", columns: Sequence[str] = ("text", "word", "right", "wrong")
+    title: str, rows: list[list[str]], note: str = "", columns: Sequence[Column | str] = ANSWERS
 ) -> list[Sheet]:
     """Return the table of examples, which is on pages only; none without rows, as from records of earlier versions."""
-    heads, notes = [Column(name, left=True, wraps=True) for name in columns], (note,) if note else ()
-    full = [row for row in rows if len(row) == len(heads)]
+    full = [row for row in rows if len(row) == len(columns)]
+    letters = [max(map(len, texts)) for texts in zip(*full, strict=True)]
+    heads = [
+        Column(column, left=True, wraps=count > MAX_LETTERS) if isinstance(column, str) else column
+        for column, count in zip(columns, letters, strict=False)  # a table without rows has no counts
+    ]
+    notes = (note,) if note else ()
     return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
 
 
@@ -64,7 +73,9 @@ def fill_blank(
     tokens = inputs.where(labels == IGNORED, labels)
     blank = int((labels != IGNORED).nonzero().flatten()[index])
     sides = tokens[max(0, blank - CONTEXT) : blank], tokens[blank + 1 :][: 0 if causal else CONTEXT]
-    before, after = (" ".join(decode(tokenizer, side).split()) for side in sides)
+    before, after = (decode(tokenizer, side).split() for side in sides)
+    # The first and the last word may be parts of words. Text without spaces stays.
+    before, after = (" ".join(words) for words in (before[1:] or before, after[:-1] or after))
     words = [tokenizer.decode([token]).strip() for token in (int(tokens[blank]), *answers)]
     return f"{before} {BLANK} {after}".strip(), words
 

@@ -87,6 +87,9 @@ def load_classifier(
             raise InputError("model", str(error).removeprefix("path_or_id: ")) from None
         # If the model itself is at fault, loading it without the method fails too.
         load_classifier(model, None, None, classes)
+        if isinstance(error, InputError) and error.field == "checkpoint":
+            reason = f"{model} was trained with other options of it, which the method 'own' keeps ({error.reason})"
+            raise InputError("position", reason) from None
         raise as_method_error(error) from None
     assert isinstance(classifier, EncoderForSequenceClassification)
     return classifier

@@ -29,6 +29,7 @@ class Column:
     detail: str = ""  # a smaller line below the header
     left: bool = False  # whether its text begins at the left, as words do and numbers do not
     wraps: bool = False  # whether long text may take several lines on a page
+    aligned: bool = False  # whether letters of several texts have to stand below each other, so that no line breaks
     optional: bool = False  # whether terminals without room for all columns leave it out before others
 
 
@@ -118,7 +119,7 @@ class Sheet:
         for index, cells in enumerate(zip(*texts, strict=True)):
             lines = "\n".join(cells).split("\n")
             widths[index] = smallest[index] = max(map(cell_len, lines))
-            if self.columns[index].left:
+            if self.columns[index].left and not self.columns[index].aligned:
                 smallest[index] = min(max(map(cell_len, " ".join(lines).split()), default=0), MAX_WORD)
         order = sorted(widths, key=lambda index: (index == self.name_column, not self.columns[index].optional, -index))
         room, gap = max_width + 1, 3  # a column has a gap behind it, and the edges are two less

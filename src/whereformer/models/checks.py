@@ -125,7 +125,6 @@ MAX_WIDTH = 2**20
 """The largest width and number of heads. Above it, torch could not hold the number of a weight's bytes."""
 MAX_IDS = 2**31 - 1
 """The largest number of tokens, positions or types that fits in 32 bits."""
-
 MAX_LABELS = 2**16
 """The largest number of labels of a classifier. transformers gives each a name, so a file could need any memory."""
 
@@ -256,13 +255,20 @@ class OneDeviceModel(PreTrainedModel):
     def from_pretrained(cls, *args: object, **kwargs: object) -> Any:
         """Load a model as transformers does; a ``device_map`` over several devices is an :class:`InputError`."""
         loaded = super().from_pretrained(*args, **kwargs)
-        check_devices(loaded[0] if isinstance(loaded, tuple) else loaded)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        check_devices(model)
+        saved = model.state_dict()
+        # Transformers gives no values to buffers that are not saved, which users' position methods may have.
+        if unsaved := {name: buffer for name, buffer in model.named_buffers() if name not in saved and buffer.numel()}:
+            with torch.random.fork_rng(devices=[]):
+                fresh = dict(type(model)(model.config).named_buffers())
+            for name, buffer in unsaved.items():
+                buffer.copy_(fresh[name])
         return loaded
 
 
 def check_devices(model: PreTrainedModel) -> None:
     """Raise an InputError if a ``device_map`` spread a model over several devices, or put parts of it on disk."""
-    device_map: dict[str, object] = getattr(model, "hf_device_map", {})
-    devices = sorted({str(device) for device in device_map.values()})
+    devices = sorted({str(device) for device in getattr(model, "hf_device_map", {}).values()})
     if len(devices) > 1 or devices == ["disk"]:
         raise InputError("device_map", f"expected one device for the whole model, got {', '.join(devices)}")

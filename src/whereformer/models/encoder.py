@@ -78,8 +78,7 @@ class EncoderPreTrainedModel(OneDeviceModel):
     base_model_prefix = "encoder"
     _input_embed_layer = "word"
     supports_gradient_checkpointing = True
-    # The loss is a mean over the batch's own labels, so the Trainer has to scale it for accumulation and data
-    # parallelism.
+    # The loss is a mean over the batch's labels, so the Trainer must scale it for accumulation and data parallelism.
     accepts_loss_kwargs = False
 
     loading_report: LoadingReport | None = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
@@ -46,7 +45,7 @@ class DecoderLayer(Layer):
         """
         hidden, weights = self._attend(hidden, position, site, cache=caches[0], with_weights=with_weights)
         queries = self.cross_norm(hidden) if self.is_pre_norm else hidden
-        cross = replace(cross, layer=site.layer)
+        cross = cross.at_layer(site.layer)
         out, cross_weights = self.cross(queries, source, no_position, cross, caches[1], with_weights)
         hidden = hidden + self.dropout(out)
         return self._feed(hidden if self.is_pre_norm else self.cross_norm(hidden)), (weights, cross_weights)
@@ -80,7 +79,7 @@ class _Stack(nn.Module):
         hidden = self.dropout(self.position.embed(words * self.config.hidden_size**0.5, site.query_positions))
         states, weights = [hidden], []
         for number, layer in enumerate(self.layers):
-            hidden, layer_weights = layer(hidden, self.position, replace(site, layer=number), *layer_arguments)
+            hidden, layer_weights = layer(hidden, self.position, site.at_layer(number), *layer_arguments)
             states.append(hidden)
             weights.append(layer_weights)
         if self.norm is not None:

@@ -567,7 +567,7 @@ class OffsetFunction(PositionMethod):
         None if each pair of tokens needs its own number: such terms are large, and a layer frees its own after use.
         """
         if self.shares_curve:
-            return [self.terms_at(replace(site, layer=0))] * self.model.num_layers
+            return [self.terms_at(site.at_layer(0))] * self.model.num_layers
         sources = Sources(self, *self.curve_sources())
         spans: list[tuple[int, int]] = []
         for reach in sources.get_or_compute("reaches", None, self.reach_per_layer):

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from ..errors import InputError
 from ..kernels.terms import OffsetKeys, OffsetQueries, Term
-from .base import ModelShape, PositionMethod, check_min, float_dtype, offset_span
+from .base import ModelShape, PositionMethod, check_min, offset_span
 from .site import Site
 from .tables import Layers, Sources, split_layers
 
@@ -170,5 +170,4 @@ class Deberta(PositionMethod):
         """Project the rows, and return the vector of each offset, (heads, offsets, head_dim)."""
         projected = functional.linear(rows.vectors, weight, bias)
         vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1)
-        vectors = vectors.contiguous() if rows.row_of_offset is None else vectors.index_select(1, rows.row_of_offset)
-        return vectors.to(float_dtype(vectors))
+        return vectors.contiguous() if rows.row_of_offset is None else vectors.index_select(1, rows.row_of_offset)

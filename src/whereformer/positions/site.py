@@ -83,6 +83,15 @@ class Site:
         keys: dict[str, Any] = {"key_documents": documents, "key_segments": segments, "key_starts": starts}
         return cls(positions, positions, **queries, **keys, **fields)
 
+    def at_layer(self, layer: int) -> Site:
+        """Return the same site in another layer.
+
+        It skips the checks of the constructor, because each layer of each generated token needs a site.
+        """
+        site = object.__new__(type(self))
+        vars(site).update(vars(self), layer=layer)
+        return site
+
     def with_keys_of(self, key_site: Site) -> Site:
         """Return the site at which the queries of this site attend to the keys of ``key_site``."""
         names = ("key_positions", "key_mask", "key_documents", "key_segments", "key_starts")

@@ -194,11 +194,11 @@ class TransformerXL(PositionMethod):
         assert isinstance(keys, Positions)
         projected = functional.linear(window.waves, window.kernels[layer].mT)
         vectors = projected.unflatten(-1, (self.model.num_heads, -1)).transpose(0, 1).contiguous()
-        vectors = vectors.to(float_dtype(vectors))
-        bias = window.position_biases[layer].to(vectors.dtype)
+        wide = vectors.to(float_dtype(vectors))
+        bias = window.position_biases[layer].to(wide.dtype)
         # transform_qkv has added u to the query.
-        bias_difference = bias - window.content_biases[layer].to(vectors.dtype)
-        numbers = torch.linalg.vecdot(vectors, bias_difference) * scale
+        bias_difference = bias - window.content_biases[layer].to(wide.dtype)
+        numbers = torch.linalg.vecdot(wide, bias_difference) * scale
         query_is_cls, key_is_cls = (
             is_cls.expand(-1, self.model.num_heads, -1, -1).to(dtype)
             for is_cls in (window.query_is_cls, window.key_is_cls)
@@ -210,12 +210,12 @@ class TransformerXL(PositionMethod):
             )
             stride = max(1, queries.stride // window.step)
             # A slice, because the gradient of an index takes many times longer.
-            correction = vectors[:, start : last + 1 : stride].flip(1) * ((window.query_is_cls[0] - 1) * scale)
+            correction = wide[:, start : last + 1 : stride].flip(1) * ((window.query_is_cls[0] - 1) * scale)
             column = correction.to(dtype), torch.linalg.vecdot(correction, bias).to(dtype), key_is_cls
         if self.reset_cls and queries.length and queries.start <= 0:
             first = (keys.start - queries.start - window.first) // window.step
             stride = max(1, keys.stride // window.step)  # a single key may have a stride below the step
-            correction = vectors[:, first::stride][:, : keys.length] * -scale
+            correction = wide[:, first::stride][:, : keys.length] * -scale
             row = correction.mT.to(dtype), query_is_cls
         return Tables(vectors, numbers, column, row)
 

@@ -80,7 +80,8 @@ class Analyze(Recipe):
 
     def run(self, run: Run) -> Report:
         models: list[findings.ModelFindings] = []
-        short = [Path(path).resolve().name for path in self.model]
+        folders = [Path(path).resolve() for path in self.model]  # "model" is the name of every trained model
+        short = ["/".join(path.parts[-2:]) if path.name == "model" else path.name for path in folders]
         names = short if len(set(short)) == len(short) else self.model
         for path in self.model:
             loading.check_exists(path)  # before work on other models begins

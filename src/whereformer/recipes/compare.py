@@ -295,7 +295,7 @@ class Compare(ManyRuns):
             on_result=partial(self.log_advice, run, data),
         )
         seconds = run.sum_seconds("search", searches) + run.sum_seconds("train", outcomes)
-        return self.report(data, outcomes, rates, seeds, searches, seconds / min(run.jobs, len(self.positions)))
+        return self.report(data, outcomes, rates, seeds, searches, seconds, run.jobs)
 
     def log_advice(self, run: Run, data: EncodedData, outcomes: Mapping[tuple[int, str], ComparisonResult]) -> None:
         """Log the advice that the models trained so far support."""
@@ -518,10 +518,11 @@ class Compare(ManyRuns):
         seeds: range,
         searches: Mapping[tuple[str], RateSearch],
         seconds: float,
+        jobs: int,
     ) -> Report:
         """Return the report: the ranking, the results that it is based on, and the next command.
 
-        ``seconds`` is the time of all trainings; several run at a time.
+        ``seconds`` is the time of all trainings together. Up to ``jobs`` of them run at a time.
         """
         title, all_rates = "Which position method suits this text?", ", ".join(f"{rate:g}" for rate in self.rates)
         failed = {
@@ -564,14 +565,16 @@ class Compare(ManyRuns):
             sections.append(Sheet.of("Short trainings", columns, rows, folded=True))
         result = report.Report(title, sentences, sections, outcomes, problem=problem)
         advised = rankings.advise(ranking, encoders.BASELINE, data.guessing, self.steps, self.seeds)
-        return result if advised is None else self.with_next_command(result, advised, seconds)
+        return result if advised is None else self.with_next_command(result, advised, seconds, jobs)
 
-    def with_next_command(self, result: Report, advised: rankings.NextComparison, seconds: float) -> Report:
+    def with_next_command(self, result: Report, advised: rankings.NextComparison, seconds: float, jobs: int) -> Report:
         """Return a report with the command of the advised comparison, in a new folder, and its estimated time."""
         counts = advised.steps, advised.seeds, len(advised.positions)
         minutes = seconds / 60 * math.prod(counts) / (self.steps * self.seeds * len(self.positions))
-        duration = f"{minutes:.0f} minutes" if minutes < 100 else f"{minutes / 60:.0f} hours"
-        duration = "a minute" if minutes < 1.5 else duration
+        if self.ray is None:  # a cluster decides itself how many jobs run at a time
+            minutes /= min(jobs, advised.seeds * len(advised.positions))
+        amount, unit = (round(minutes), "minute") if minutes < 100 else (round(minutes / 60), "hour")
+        duration = f"{max(1, amount)} more {unit}{'s' * (amount > 1)}{' with one job at a time' * bool(self.ray)}"
         name = re.sub(r"(-quick)?(-\d+-steps)?(-\d+-seeds)?$", "", self.out.name) + f"-{advised.steps}-steps"
         command = self.format_command(
             positions=tuple(name for name in self.positions if name in advised.positions),

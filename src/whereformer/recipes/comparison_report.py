@@ -21,8 +21,8 @@ WINDOW = 64
 """Labels in a mean held-out loss."""
 MAX_ANSWERS = 2000
 """Labels whose answers are kept, for examples."""
-APART = 6
-"""Labels between two examples, so that they are of different sentences."""
+APART, MAX_ALIKE = 6, 2
+"""Labels between two examples, so that they are of different sentences; and the most examples of the same word."""
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,11 @@ class ComparisonResult:
         return float(self.scores[0][0])
 
 
-def build_table(
-    ranking: Ranking,
-    runs: Mapping[str, Mapping[int, ComparisonResult]],
-    *,
-    lengths: Sequence[int],
-    causal: bool,
-    guessing: float,
-) -> Sheet:
+Results = Mapping[str, Mapping[int, ComparisonResult]]
+"""Trained models, by method and seed."""
+
+
+def build_table(ranking: Ranking, runs: Results, *, lengths: Sequence[int], causal: bool, guessing: float) -> Sheet:
     """Return the ranking as a table."""
     columns = [
         Column("#"),
@@ -97,9 +94,7 @@ def build_table(
     return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, looks=looks_of)
 
 
-def build_figures(
-    ranking: Ranking, runs: Mapping[str, Mapping[int, ComparisonResult]], *, lengths: Sequence[int], guessing: float
-) -> Iterator[Figure]:
+def build_figures(ranking: Ranking, runs: Results, *, lengths: Sequence[int], guessing: float) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
     training, ranges = {}, {}
     for row in ranking.rows:
@@ -114,26 +109,15 @@ def build_figures(
         ranges[row.position] = {
             length: (min(seeds), statistics.median(seeds), max(seeds)) for length, seeds in by_length.items()
         }
-    yield Figure(
-        "Training loss over steps",
-        score_report.paint_over_steps(training, guessing),
-        "Moving averages, and means over seeds.",
-    )
-    yield Figure(
-        "Held-out loss over length",
-        score_report.paint_over_length(ranges),
-        f"Trained on {lengths[0]} tokens at a time, then tested on more. Bars: the range over seeds.",
-    )
+    several = any(len(models) > 1 for models in runs.values())
+    caption = f"Moving averages{', and means over seeds' * several}."
+    yield Figure("Training loss over steps", score_report.paint_over_steps(training, guessing), caption)
+    bars = " Bars: the range over seeds." if several else ""
+    caption = f"Trained on {lengths[0]} tokens at a time, then tested on more.{bars}"
+    yield Figure("Held-out loss over length", score_report.paint_over_length(ranges), caption)
 
 
-def build_examples(
-    runs: Mapping[str, Mapping[int, ComparisonResult]],
-    baseline: str,
-    held_out: HeldOut,
-    tokenizer: Any,
-    *,
-    causal: bool,
-) -> list[Sheet]:
+def build_examples(runs: Results, baseline: str, held_out: HeldOut, tokenizer: Any, *, causal: bool) -> list[Sheet]:
     """Return a table of words of held-out text that methods fill in, by the models of the first seed.
 
     First come words that the baseline, the method without positions, does not know; and first among these, words on
@@ -148,7 +132,8 @@ def build_examples(
     differing = [word for word in words if 0 < len(right[word]) < len(runs)]
     chosen, rows = list[int](), []
     for word in sorted(differing, key=lambda word: (baseline in right[word], abs(2 * len(right[word]) - len(runs)))):
-        if len(chosen) < examples.MAX_ROWS and all(abs(word - earlier) > APART for earlier in chosen):
+        is_new = [targets[earlier] for earlier in chosen].count(targets[word]) < MAX_ALIKE
+        if len(rows) < examples.MAX_ROWS and is_new and all(abs(word - earlier) > APART for earlier in chosen):
             chosen.append(word)
             answers = [ids[word] for ids in answers_of.values()]
             text, (answer, *by_name) = examples.fill_blank(
@@ -156,7 +141,7 @@ def build_examples(
             )
             rows.append(examples.compare_answers(text, answer, dict(zip(runs, by_name, strict=True))))
     note = f"Held-out text with a word left out ({examples.BLANK}), the first seed's models, and what each answers."
-    return examples.build_sheet("What does it get right?", rows, note)
+    return examples.build_sheet("Which words does a method get right?", rows, note)
 
 
 def loss_cell(scores: Sequence[Any]) -> Cell:

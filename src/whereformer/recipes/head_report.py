@@ -88,11 +88,11 @@ def _parts(model: ModelFindings, prefix: str) -> list[Sheet | Figure]:
 
 def build_models_sheet(models: Sequence[ModelFindings]) -> Sheet:
     """Return a table with a row for each model."""
-    position, heads = (Column(name, left=True, wraps=True) for name in ("position", "heads"))
+    length, heads = Column("length", optional=True), Column("heads", left=True, wraps=True, optional=True)
     toeplitz = (Column("Toeplitz", of) for of in ("of P", "of heads"))
     has_scores = any(model.score is not None for model in models)
     scores = [Column("score")] if has_scores else []
-    columns = [Column("model", wraps=True), position, Column("length"), *toeplitz, heads, *scores]
+    columns = [Column("model"), Column("position", left=True), length, *toeplitz, heads, *scores]
     rows: list[list[Cell | str]] = [
         [
             model.name,
@@ -216,12 +216,12 @@ def write_verdict(models: Sequence[ModelFindings]) -> str:
         return f"{lead}, those of {lowest} least ({low})."
     parts, heads = [], [head for model in models for head in model.heads]
     if heads:
-        led = sum(head.name != POSITION_BLIND for head in heads)
+        led = [head for head in heads if head.name != POSITION_BLIND]
         layers, num_layers = len(models[0].by_layer), models[0].num_layers
         where = f"in {layers} of {num_layers} layers, " if len(models) == 1 and layers < num_layers else ""
         parts.append(
-            f"{where}position tells {led} of {len(heads)} head{'s' * (len(heads) > 1)} where to look "
-            f"({count_kinds(heads)})"
+            f"{where}position tells {len(led)} of {len(heads)} head{'s' * (len(heads) > 1)} where to look"
+            f"{f' ({count_kinds(led)})' if led else ''}"
         )
     if shares and of != "heads":
         parts.append(f"the {of} have a Toeplitzness of {high} (1: only distance matters)")

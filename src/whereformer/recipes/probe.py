@@ -369,15 +369,9 @@ class Probe(ManyRuns):
                 count = sum(solved[name][task] for task in counting)
                 rows.append([name, *(result.cell for result in row), f"{count}/{len(counting)}"])
             times = f"{LENGTH_FACTORS[index]} times the training length" if index else "the training length"
-            sheets.append(
-                Sheet.of(
-                    f"Accuracy at {length} symbols, {times}",
-                    ["position", *self.tasks, "solved"],
-                    rows,
-                    notes=(READING,) if length == self.lengths[-1] else (),
-                    looks={0: "dim"},
-                )
-            )
+            title, notes = f"Accuracy at {length} symbols, {times}", (READING,) if length == self.lengths[-1] else ()
+            heads = ["position", *(Column(task, optional=True) for task in self.tasks), "solved"]
+            sheets.append(Sheet.of(title, heads, rows, notes=notes, looks={0: "dim"}))
         if len(seeds) == 1:
             about = (
                 "This is one seed. With another seed or more steps, a method may solve a task that it failed here; use "
@@ -386,17 +380,15 @@ class Probe(ManyRuns):
         else:
             about = f"Solved means solved with each of {len(seeds)} seeds. With more steps, more may be solved."
         tasks = [(name, TASKS[name].question, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
-        columns: list[Column | str] = [
-            "task",
-            *(Column(name, left=True, wraps=True) for name in ("question", "needs", "example")),
-        ]
-        sheets.append(Sheet.of("The tasks", columns, tasks))
+        texts = (Column(name, left=True, wraps=True) for name in ("question", "needs"))
+        sheets.append(Sheet.of("The tasks", ["task", *texts, Column("example", left=True, aligned=True)], tasks))
         shown: dict[tuple[str, str], list[str]] = {}
         for (_, task, name), result in results.items():
             for word, *parts in result.examples:
-                shown.setdefault((task, word), [task, word, name, *parts])
-        heads = ["task", "", "method", "input", "right answers", "its answers"]
-        sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=heads)
+                shown[task, word] = [task, word, name, *parts]  # the baseline's only if no other method has one
+        symbols = (Column(name, left=True, aligned=True) for name in ("input", "right answers", "its answers"))
+        columns = ["task", "", "method", *symbols]
+        sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=columns)
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
         return report.Report("What can each position method do?", [*sentences, about], sheets, results)
 

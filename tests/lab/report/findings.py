@@ -65,13 +65,7 @@ def head_of(layer, head, n=64, *, scores=True, noise=0.3):
         part, curve = part_of(matrix)
         toeplitzness = share_of(matrix, part)
     return HeadFindings(
-        layer,
-        head,
-        offsets,
-        curve,
-        toeplitzness if scores else 1.0,
-        matrix,
-        fits_of(curve, offsets, kind),
+        layer, head, offsets, curve, toeplitzness if scores else 1.0, matrix, fits_of(curve, offsets, kind)
     )
 
 

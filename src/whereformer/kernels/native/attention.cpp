@@ -17,10 +17,11 @@
 namespace whereformer {
 namespace LEVEL {
 
-template <class F> struct Attention {
+// ``F``: the dtype of query, key and value; ``T``: of the tables of vectors
+template <class F, class T> struct Attention {
   typedef Sum<F> A;
   static constexpr int64_t step = Units<F>::step;
-  static constexpr bool halves = step == 2;
+  static constexpr bool halves = step == 2, wider = sizeof(T) > sizeof(F);
 
   const Call& c;
   const bool backward, few;  // ``few``: queries, whose keys and values are read where they lie
@@ -33,8 +34,8 @@ template <class F> struct Attention {
   Limits<A> limits;
   uint8_t* runs = nullptr;
   Ends bias_ends;
-  Vectors<A> key_vectors, value_vectors;
-  Mirror<A> query_vectors;
+  Vectors<T> key_vectors, value_vectors;
+  Mirror<T> query_vectors;
   const A minus_infinity = -(A)__builtin_inf();
 
   // Right factors: keys and values transposed, as they are, and factors
@@ -44,8 +45,8 @@ template <class F> struct Attention {
   A *factors_turned = nullptr, *factors_copy = nullptr, *query_factors = nullptr, *factors_turned_rows = nullptr,
     *d_factors = nullptr, *d_query_factors = nullptr;
   // What the tables of vectors meet, where it is not the rows of queries and keys themselves, and its gradient
-  A *key_table_rows = nullptr, *key_table_turned = nullptr, *d_key_table_rows = nullptr;
-  A *query_table_rows = nullptr, *query_table_turned = nullptr, *d_query_table_rows = nullptr;
+  T *key_table_rows = nullptr, *key_table_turned = nullptr, *query_table_rows = nullptr, *query_table_turned = nullptr;
+  A *d_key_table_rows = nullptr, *d_query_table_rows = nullptr;
   A *query_levels = nullptr, *key_levels = nullptr, *d_query_levels = nullptr, *d_key_levels = nullptr;
   A *bias = nullptr, *bias_sums = nullptr;
   // Tiles: scores or weights, their gradient, the soft cap's tangents; for bfloat16 as pairs of rows and as rows
@@ -54,13 +55,13 @@ template <class F> struct Attention {
   F* narrow_rows = nullptr;
   // Numbers of a block's rows
   A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *kept = nullptr, *block64 = nullptr;
-  A *gradient_wide_copy = nullptr, *turned_wide = nullptr;
+  T *wide_gradient_rows = nullptr, *wide_gradient_turned = nullptr;
   A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
   F *query_turned = nullptr, *gradient_turned = nullptr;
   uint32_t* pair_scratch = nullptr;
   // Where the rows of the head and block are
   Rows<F> query{}, value{}, key{}, d_output{};
-  Rows<A> key_table_left{}, query_table_left{}, wide_gradient{};
+  Rows<T> key_table_left{}, query_table_left{}, wide_gradient{};
   int64_t b = 0, h = 0, key_part = 0;
   bool in_place_query, in_place_key, in_place_value, in_place_gradient;
 
@@ -110,10 +111,9 @@ template <class F> struct Attention {
     query_vectors.reserve(memory, {c.query_table.first, c.query_table.length}, query_width,
                           c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), !few,
                           backward, backward && c.d_query_table);
-    if (key_vectors.on() && (c.key_rank || halves))
-      key_table_rows = memory.take<A>(bq * (c.key_rank ? up(c.key_rank, 16) : dk));
-    const bool copies_keys = query_vectors.on() && (c.query_rank || halves);
-    if (copies_keys) query_table_rows = memory.take<A>(keys_held * up(query_width, 16));
+    const int64_t key_depth = key_vectors.depth, query_depth = query_vectors.vectors.depth;
+    if (key_vectors.on() && (c.key_rank || wider)) key_table_rows = memory.take<T>(bq * larger(key_depth, dk));
+    if (query_vectors.on() && (c.query_rank || wider)) query_table_rows = memory.take<T>(keys_held * query_depth);
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
     value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, !few, backward,
                           true, backward && c.d_value_table);
@@ -137,8 +137,8 @@ template <class F> struct Attention {
       narrow_rows = memory.take<F>(bq * bk);
       keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
     }
-    if (halves && value_vectors.on()) gradient_wide_copy = memory.take<A>(bq * dv);
-    if (halves && (key_vectors.on() || value_vectors.on())) turned_wide = memory.take<A>(larger(dk, dv) * up(bq, 16));
+    if (wider && value_vectors.on())
+      wide_gradient_rows = memory.take<T>(bq * dv), wide_gradient_turned = memory.take<T>(dv * up(bq, 32));
     deltas = memory.take<A>(bq);
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
@@ -146,11 +146,11 @@ template <class F> struct Attention {
     if (c.d_query_factors || c.d_key_factors)
       d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk),
       factors_turned_rows = memory.take<A>(rk * up(bq, 16));
-    if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * up(c.key_rank, 16));
-    if (c.key_rank && c.d_key_table) key_table_turned = memory.take<A>(up(c.key_rank, 16) * up(bq, 16));
+    if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * key_depth);
+    if ((c.key_rank || wider) && c.d_key_table) key_table_turned = memory.take<T>(key_depth * up(bq, 32));
     if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr))
-      d_query_table_rows = memory.take<A>(keys_up * up(query_width, 16));
-    if (copies_keys && c.d_query_table) query_table_turned = memory.take<A>(keys_up * up(query_width, 16));
+      d_query_table_rows = memory.take<A>(keys_up * query_depth);
+    if (c.d_query_table) query_table_turned = memory.take<T>(query_depth * keys_up);
     if (c.d_query_levels || c.d_key_levels)
       d_query_levels = memory.take<A>(bq * c.levels), d_key_levels = memory.take<A>(c.levels * keys_up),
       tile_levels = memory.take<A>(c.levels * bk);
@@ -192,7 +192,7 @@ template <class F> struct Attention {
     if (c.head_dim) key = rows_of(c.key, key_head, t.j, t.real, c.head_dim, dk, in_place_key, keys_copy);
     value = rows_of(c.value, key_head, t.j, t.real, c.value_dim, dv, in_place_value, values_copy);
     if (c.rank) read_rows(c.key_factors, b, h, t.j, t.real, c.rank, factors_copy, rk);
-    if constexpr (!halves) query_table_left = key;
+    if constexpr (!wider) query_table_left = key;
     if (!query_table_rows) return;
     if (c.query_rank) read_rows(c.query_table_factors, b, h, t.j, t.real, query_width, query_table_rows, depth);
     else read_rows(c.key, b, key_head, t.j, t.real, query_width, query_table_rows, depth);
@@ -203,12 +203,14 @@ template <class F> struct Attention {
   void enter_keys_of_table(const Tensor& x, int64_t head) {
     const int64_t depth = query_vectors.vectors.depth;
     if (d_query_table_rows) zero(d_query_table_rows, keys_up * depth);
-    if constexpr (!halves)
-      if (!query_table_rows) query_table_left = key;
-    if (!query_table_rows) return;
-    read_rows(x, b, head, 0, c.n_k, query_width, query_table_rows, depth);
-    query_table_left = {query_table_rows, depth};
-    if (query_table_turned) pack_transposed<A>(query_table_rows, depth, c.n_k, depth, query_table_turned);
+    if constexpr (!wider) query_table_left = key;
+    if (query_table_rows) {
+      read_rows(x, b, head, 0, c.n_k, query_width, query_table_rows, depth);
+      query_table_left = {query_table_rows, depth};
+    }
+    if (query_table_turned)
+      transpose_rows<T>(query_table_left.at, query_table_left.pitch, c.n_k, depth, query_table_turned, keys_up,
+                        pair_scratch);
   }
 
   Rows<F> rows_of(const Tensor& x, int64_t head, int64_t from, int64_t count, int64_t width, int64_t padded,
@@ -233,9 +235,9 @@ template <class F> struct Attention {
       bias_ends.pad(bias);
       if (bias_sums) zero(bias_sums, bias_ends.pitch());
     }
-    if (key_vectors.on()) key_vectors.enter((const A*)c.key_table.data + h * c.key_table.stride, key_width);
+    if (key_vectors.on()) key_vectors.enter((const T*)c.key_table.data + h * c.key_table.stride, key_width);
     if (query_vectors.on()) {
-      query_vectors.vectors.enter((const A*)c.query_table.data + h * c.query_table.stride, query_width);
+      query_vectors.vectors.enter((const T*)c.query_table.data + h * c.query_table.stride, query_width);
       if (c.query_rank && !few) enter_keys_of_table(c.query_table_factors, h);
     }
     if (c.levels) {
@@ -248,7 +250,7 @@ template <class F> struct Attention {
       });
       if (d_key_levels) zero(d_key_levels, c.levels * keys_up);
     }
-    if (value_vectors.on()) value_vectors.enter((const A*)c.value_table.data + h * c.value_table.stride, c.value_dim);
+    if (value_vectors.on()) value_vectors.enter((const T*)c.value_table.data + h * c.value_table.stride, c.value_dim);
     if (c.rank && !few) {
       read_rows(c.key_factors, b, h, 0, c.n_k, c.rank, factors_copy, rk);
       pack_transposed<A>(factors_copy, rk, c.n_k, rk, factors_turned);
@@ -271,9 +273,9 @@ template <class F> struct Attention {
     if (c.levels) read_rows(c.query_levels, b, h, t.i, t.rows, c.levels, query_levels, c.levels);
   }
 
-  // A block's rows in the dtype of scores
-  Rows<A> widened(const Tensor& x, Rows<F> rows, const Tile& t, int64_t width, int64_t padded, A* copy) {
-    if constexpr (!halves) return rows;
+  // A block's rows in the dtype of tables
+  Rows<T> widened(const Tensor& x, Rows<F> rows, const Tile& t, int64_t width, int64_t padded, T* copy) {
+    if constexpr (!wider) return rows;
     else {
       read_rows(x, b, h, t.i, t.rows, width, copy, padded);
       return {copy, padded};
@@ -547,11 +549,11 @@ template <class F> struct Attention {
     return total(sum);
   }
 
-  template <class T> static INLINE void clear_around(T* row, int64_t width, Span span) {
+  template <class U> static INLINE void clear_around(U* row, int64_t width, Span span) {
     if (span.end - span.begin < width) zero(row, span.begin), zero(row + span.end, width - span.end);
   }
 
-  void collect_row(const Tile& t, int64_t i, const A* d, Vectors<A>& vectors) {
+  void collect_row(const Tile& t, int64_t i, const A* d, Vectors<T>& vectors) {
     A* row = vectors.sums + i * vectors.pitch;
     if (line.listed) collect_listed(d, t, t.i + i, line, vectors.part, row);
     else collect(d, t.width, vectors.part.origin(line.key(t.j) - line.query(t.i + i)), vectors.part, row);
@@ -643,7 +645,7 @@ template <class F> struct Attention {
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
   void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
-    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, gradient_wide_copy);
+    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, wide_gradient_rows);
     const A* given = (const A*)c.d_log_sums;
     // The gradient of a row's log of sums is its weights.
     for (int64_t i = 0; i < t.rows; i++) deltas[i] = given ? -given[(b * c.heads + h) * c.n_q + t.i + i] : A(0);
@@ -662,9 +664,10 @@ template <class F> struct Attention {
     if (d_factors)
       transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr),
           zero(d_query_factors, bq * rk);
-    if (key_table_turned)
-      transpose_rows<A>(key_table_rows, key_vectors.depth, t.rows, key_vectors.depth, key_table_turned, up(bq, 16),
-                        nullptr);
+    const auto turn = [&](const T* rows, int64_t depth, T* to) {
+      if (to) transpose_rows<T>(rows, depth, t.rows, depth, to, pitch, pair_scratch);
+    };
+    turn(key_table_rows, key_vectors.depth, key_table_turned), turn(wide_gradient_rows, dv, wide_gradient_turned);
     if (d_key_table_rows) zero(d_key_table_rows, t.rows * key_vectors.depth);
     if (d_query_levels) zero(d_query_levels, t.rows * c.levels);
     zero(d_query, t.rows * dk);
@@ -778,20 +781,17 @@ template <class F> struct Attention {
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(wide_gradient, turned(wide_gradient, gradient_turned, t.rows, dv),
-                          halves ? up(bq, 16) : pitch, t.rows, reach(t));
+      value_vectors.learn(wide_gradient, columns(wide_gradient_turned, gradient_turned), pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
       if (!c.key_rank) key_vectors.add_to(d_query, dk, t.rows, reach(t));
       else if (d_key_table_rows) key_vectors.add_to(d_key_table_rows, key_vectors.depth, t.rows, reach(t));
-      if (key_table_turned) key_vectors.learn(key_table_left, key_table_turned, up(bq, 16), t.rows, reach(t));
-      else if (c.d_key_table)
-        key_vectors.learn(key_table_left, turned(key_table_left, query_turned, t.rows, dk), halves ? up(bq, 16) : pitch,
-                          t.rows, reach(t));
+      if (c.d_key_table)
+        key_vectors.learn(key_table_left, columns(key_table_turned, query_turned), pitch, t.rows, reach(t));
     }
     if (query_vectors.on())
-      query_vectors.collect(t, line, gradients, ld, query_table_left, turned_keys_of_table(), d_query_table_rows);
+      query_vectors.collect(t, line, gradients, ld, query_table_left, query_table_turned, keys_up, d_query_table_rows);
     if (tangents)  // The cap holds for products of queries and keys alone.
       for (int64_t i = 0; i < t.rows; i++)
         for (int64_t j = 0; j < t.width; j += L) {
@@ -817,19 +817,10 @@ template <class F> struct Attention {
     if (c.d_query.data) multiply_keys(t, dk, left, left_pitch, right, right_pitch, d_query, true);
   }
 
-  // What the table of queries' vectors meets as columns, in panels
-  const A* turned_keys_of_table() const {
-    if constexpr (halves) return query_table_turned;
-    else return query_table_rows ? query_table_turned : keys_turned;
-  }
-
-  // A block's rows as columns in the dtype of scores; those in the inputs' dtype are there already.
-  const A* turned(Rows<A> rows, const F* same, int64_t count, int64_t width) {
-    if constexpr (!halves) return same;
-    else {
-      transpose_rows<A>(rows.at, rows.pitch, count, width, turned_wide, up(bq, 16), nullptr);
-      return turned_wide;
-    }
+  // A block's rows as columns in the dtype of tables: a copy, or those in the inputs' dtype
+  static const T* columns(const T* copy, const F* same) {
+    if constexpr (wider) return copy;
+    else return copy ? copy : same;
   }
 
   // Rounds the weights and gradients of two rows from an even ``i`` on, of which the second may not be.
@@ -871,7 +862,7 @@ template <class F> struct Attention {
       key_vectors.put_gradient((A*)c.d_key_table + place * key_vectors.whole.length * key_width, key_width,
                                c.key_rank ? A(1) : (A)c.scale, first, block64);
     if (c.d_query_table) {
-      const Vectors<A>& vectors = query_vectors.vectors;
+      const Vectors<T>& vectors = query_vectors.vectors;
       vectors.put_gradient((A*)c.d_query_table + place * vectors.whole.length * query_width, query_width,
                            c.query_rank ? A(1) : (A)c.scale, first, block64);
     }
@@ -921,22 +912,22 @@ template <class F> struct Attention {
 };
 
 // Runs tasks from ``next`` on, which other threads take from as well; without ``next``, joins what they have left.
-template <class F> int run(const Call& c, int64_t* next, int64_t tasks, void* parts) {
+template <class F, class T> int run(const Call& c, int64_t* next, int64_t tasks, void* parts) {
   Scratch memory;
-  { Attention<F> counts(c, parts, memory); }
+  { Attention<F, T> counts(c, parts, memory); }
   char* allocated = (char*)__builtin_malloc(memory.taken + 64);
   if (!allocated) return 1;
   if (c.poison) __builtin_memset(allocated, 255, memory.taken + 64);
   memory = {(char*)up((int64_t)allocated, 64), 0};
-  Attention<F> attention(c, parts, memory);
+  Attention<F, T> attention(c, parts, memory);
 #if WITH_TILES
-  if constexpr (Attention<F>::halves) begin_tiles();
+  if constexpr (Attention<F, T>::halves) begin_tiles();
 #endif
   if (next)
     for (int64_t task; (task = __atomic_fetch_add(next, 1, __ATOMIC_RELAXED)) < tasks;) attention.run(task);
   else attention.join_parts();
 #if WITH_TILES
-  if constexpr (Attention<F>::halves) end_tiles();
+  if constexpr (Attention<F, T>::halves) end_tiles();
 #endif
   __builtin_free(allocated);
   return 0;
@@ -946,9 +937,12 @@ template <class F> int run(const Call& c, int64_t* next, int64_t tasks, void* pa
 
 int JOIN(level_, LEVEL)(const Call& c, int64_t* next, int64_t tasks, void* parts) {
 #if WITH_HALVES
-  return LEVEL::run<LEVEL::bf16>(c, next, tasks, parts);
+  typedef LEVEL::bf16 half;
+  return c.table_dtype == BFLOAT16 ? LEVEL::run<half, half>(c, next, tasks, parts)
+                                   : LEVEL::run<half, float>(c, next, tasks, parts);
 #else
-  return c.dtype == FLOAT64 ? LEVEL::run<double>(c, next, tasks, parts) : LEVEL::run<float>(c, next, tasks, parts);
+  return c.dtype == FLOAT64 ? LEVEL::run<double, double>(c, next, tasks, parts)
+                            : LEVEL::run<float, float>(c, next, tasks, parts);
 #endif
 }
 

@@ -13,13 +13,13 @@ struct Tensor {
   int64_t stride[4];  // in numbers
 };
 
-// A table over offsets, (heads, T), or (heads or 1, T, dim); ``stride`` is from head to head. Its numbers are sums.
+// A table over offsets, (heads, T), or (heads or 1, T, dim); ``stride`` is from head to head.
 struct Table {
   const void* data;
   int64_t length, first, stride;
 };
 
-// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. Tables and factors have it too.
+// "Sums" below are float32, or float64 in calls of float64: the dtype of scores. The bias and factors have it too.
 struct Call {
   int64_t bytes;  // the size of this struct, which tells whether both sides mean the same
   int64_t level;  // an index into the levels of instructions
@@ -31,6 +31,7 @@ struct Call {
   int64_t key_rank, query_rank;    // of the factors of the tables of vectors; 0: they meet queries, and keys
   int64_t levels;                  // the number of levels of each query and key
   int64_t dtype;                   // of query, key, value and output
+  int64_t table_dtype;             // of the tables of vectors: that of sums, or BFLOAT16 in calls of it without factors
   int64_t batch_parts, row_parts;  // the parts whose gradients are summed one by one; they do not depend on threads
 
   // Positions: whole[i] = start + stride * i for queries, start + j for keys; or lists, (batch or 1, n).
@@ -84,7 +85,7 @@ inline bool has_few_queries(const Call& c) {
 // The parts of the keys that few queries attend to one by one: enough for most processors' cores, and so short that
 // they stay in a core's cache for all heads that share them. They do not depend on threads, so neither do the sums.
 inline int64_t key_parts_of(const Call& c) {
-  constexpr int64_t keys = 1024, tasks = 8;  // the fewest keys of a part; _TASKS of __init__.py
+  constexpr int64_t keys = 1024, tasks = 8;  // the fewest keys of a part; _NUM_TASKS of __init__.py
   if (!has_few_queries(c) || c.n_k < 2 * keys) return 1;
   const int64_t most = c.n_k / keys, wanted = (tasks - 1) / (c.batch * c.key_heads) + 1;
   return c.heads > c.key_heads || wanted > most ? most : wanted;

@@ -145,36 +145,45 @@ struct Reach {
   int64_t least, end, step;
 };
 
-// A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset.
-template <class A> struct Vectors {
+// A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset. The
+// sums are rounded to the vectors' dtype where they are multiplied, as weights are.
+template <class F> struct Vectors {
+  typedef Sum<F> A;
+  static constexpr int64_t step = Units<F>::step;
   Ends whole, part;             // all offsets; those of the tile
   int64_t from = 0, depth = 0;  // the part's first column, a multiple of 16; the padded width of a vector
   int64_t pitch = 0;
-  const A* table = nullptr;  // the vectors one after another, ``depth`` numbers each
-  A *transposed = nullptr, *copy = nullptr, *products = nullptr, *sums = nullptr, *gradient = nullptr, *last = nullptr;
+  const F* table = nullptr;                        // the vectors one after another, ``depth`` numbers each
+  F *copy = nullptr, *rounded = nullptr;           // ``rounded``: the sums of some rows
+  Unit<F>*transposed = nullptr, *pairs = nullptr;  // right factors; ``pairs`` in bfloat16 alone
+  A *products = nullptr, *sums = nullptr, *gradient = nullptr, *last = nullptr;
 
   bool on() const { return whole.length > 0; }
-  const A* vector(int64_t column) const { return table + column * depth; }
+  const F* vector(int64_t column) const { return table + column * depth; }
   // ``packs``: whether enough rows meet the vectors to pack these
   void reserve(Scratch& memory, Ends ends, int64_t width, int64_t rows, int64_t columns, bool packs, bool multiplies,
                bool sums_up, bool learns) {
     whole = ends;
-    depth = up(width, 16);
+    depth = up(width, 16 * step);
     if (!on()) return;
     const int64_t all = up(whole.length, 64);
     pitch = up(smaller(all, columns + 32), 16) + 32;
-    if (multiplies && packs) transposed = memory.take<A>(all * depth);
+    if (multiplies && packs) transposed = memory.take<Unit<F>>(all * depth / step);
     if (multiplies) products = memory.take<A>(rows * pitch);
-    if (packs || width < depth) copy = memory.take<A>(all * depth);
+    if (packs || width < depth) copy = memory.take<F>(all * depth);
     if (sums_up) sums = memory.take<A>(rows * pitch);
+    if (sums_up && packs && step == 2)
+      pairs = memory.take<Unit<F>>(all / 2 * depth), rounded = memory.take<F>(up(rows, 2) * pitch);
     if (learns) gradient = memory.take<A>(all * depth), last = memory.take<A>(depth);
   }
-  void enter(const A* x, int64_t width) {
+  void enter(const F* x, int64_t width) {
     table = copy ? copy : x;
     if (width < depth) zero(copy, whole.length * depth);
     for (int64_t t = 0; copy && width && t < whole.length; t++)
-      __builtin_memcpy(copy + t * depth, x + t * width, sizeof(A) * width);
-    if (transposed) pack_transposed<A>(copy, depth, whole.length, depth, transposed);
+      __builtin_memcpy((void*)(copy + t * depth), x + t * width, sizeof(F) * width);
+    if (transposed) pack_transposed<F>(copy, depth, whole.length, depth, transposed);
+    if constexpr (step == 2)
+      if (pairs) pack_pairs(copy, depth, whole.length, depth, pairs);
     if (gradient) zero(gradient, up(whole.length, 64) * depth), zero(last, depth);
   }
   void look_at(int64_t least, int64_t most) {
@@ -185,7 +194,7 @@ template <class A> struct Vectors {
   bool stands_alone(int64_t end) const { return whole.length % 16 == 1 && from + end == whole.length; }
   // Calls f(first row, rows, first column, columns) for a few rows at a time and the part's columns that they read.
   template <class F_> INLINE void by_reach(int64_t rows, Reach reach, F_ f) const {
-    constexpr int64_t few = 24;
+    constexpr int64_t few = step == 2 ? 32 : 24;
     if (reach.any) return f((int64_t)0, rows, (int64_t)0, part.length);
     for (int64_t i = 0; i < rows; i += few) {
       const int64_t count = smaller(few, rows - i), one = reach.least + i * reach.step,
@@ -196,13 +205,13 @@ template <class A> struct Vectors {
     }
   }
   // products[i][o] = scale * <x_i, table[o]> for what the rows read
-  void multiply(Rows<A> x, int64_t rows, A scale, Reach reach) {
+  void multiply(Rows<F> x, int64_t rows, A scale, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
       A* to = products + i * pitch + 16 + column;
-      const Rows<A> left{x.at + i * x.pitch, x.pitch};
-      if (!transposed) return dots<A>(count, columns, depth, left, {vector(from + column), depth}, to, pitch, false);
+      const Rows<F> left{x.at + i * x.pitch, x.pitch};
+      if (!transposed) return dots<F>(count, columns, depth, left, {vector(from + column), depth}, to, pitch, false);
       const bool alone = stands_alone(column + columns);
-      product_of_panels<A>(count, up(columns - alone, 16), depth, x.at + i * x.pitch, x.pitch, transposed, depth,
+      product_of_panels<F>(count, up(columns - alone, 16), depth, left.at, x.pitch, transposed, depth / step,
                            from + column, to, pitch, false);
       if (alone)
         for (int64_t r = 0; r < count; r++)
@@ -226,20 +235,38 @@ template <class A> struct Vectors {
   // out (rows, depth) += sums . table
   void add_to(A* out, int64_t ld, int64_t rows, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
-      product<A>(count, depth, columns, sums + i * pitch + 16 + column, pitch, vector(from + column), depth,
-                 out + i * ld, ld, true);
+      const A* d = sums + i * pitch + 16 + column;
+      if constexpr (step == 2)
+        if (pairs) {
+          for (int64_t r = 0; r < count; r++)
+            for (int64_t e = 0; e < columns; e += L) put(rounded + r * pitch + e, load(d + r * pitch + e));
+          return product<F>(count, depth, up(columns, 2), rounded, pitch, pairs + (from + column) / 2 * depth, depth,
+                            out + i * ld, ld, true);
+        }
+      product<A>(count, depth, columns, d, pitch, vector(from + column), depth, out + i * ld, ld, true);
     });
   }
   // gradient^T += x^T . sums, where ``turned`` is x^T
-  void learn(Rows<A> x, const A* turned, int64_t ld, int64_t rows, Reach reach) {
+  void learn(Rows<F> x, const F* turned, int64_t ld, int64_t rows, Reach reach) {
     by_reach(rows, reach, [&](int64_t i, int64_t count, int64_t column, int64_t columns) {
       const A* d = sums + i * pitch + 16 + column;
       const bool alone = stands_alone(column + columns);
-      product_to_panels<A>(depth, up(columns - alone, 16), count, turned + i, ld, d, pitch, gradient, depth,
-                           from + column, true);
-      for (int64_t r = 0; alone && r < count; r++)
-        for (int64_t e = 0; e < depth; e += L)
-          store(last + e, fma(set(d[r * pitch + columns - 1]), load(x.at + (i + r) * x.pitch + e), load(last + e)));
+      const Unit<F>* right = (const Unit<F>*)d;
+      if constexpr (step == 2) {
+        uint32_t* to = (uint32_t*)rounded;
+        right = to;
+        for (int64_t r = 0; r < count; r += 2, to += pitch)
+          for (int64_t e = 0; e < columns; e += L) {
+            const A* row = d + r * pitch + e;
+            put_pairs(load(row), r + 1 < count ? load(row + pitch) : set(A(0)), to + e);
+          }
+      }
+      product_to_panels<F>(depth, up(columns - alone, 16), up(count, step), turned + i, ld, right, pitch, gradient,
+                           depth, from + column, true);
+      for (int64_t r = 0; alone && r < count; r++) {
+        const F* row = x.at + (i + r) * x.pitch;
+        for (int64_t e = 0; e < depth; e++) last[e] += d[r * pitch + columns - 1] * (A)widen(row[e]);
+      }
     });
   }
   // Writes the gradient of a head's vectors, or adds it; ``block`` is scratch (16, depth)
@@ -263,8 +290,9 @@ template <class A> struct Vectors {
 // Some keys at a time are multiplied with the vectors that the block's queries read: between multiples of ``FEW``.
 constexpr int64_t FEW = 32;
 
-template <class A> struct Mirror {
-  Vectors<A> vectors;
+template <class F> struct Mirror {
+  typedef Sum<F> A;
+  Vectors<F> vectors;
   A *square = nullptr, *turned = nullptr;  // (16, 16): entries by key, and by query
 
   bool on() const { return vectors.on(); }
@@ -304,7 +332,7 @@ template <class A> struct Mirror {
   int64_t place_of(int64_t origin) const { return between<int64_t>(origin, 0, vectors.part.length + 16); }
 
   // s_ij += scale <x_j, table[o]> for a tile of few queries; ``x`` begins with the tile's first key.
-  void add_few(const Tile& t, const Line& line, Rows<A> x, A scale, A* scores, int64_t ld) const {
+  void add_few(const Tile& t, const Line& line, Rows<F> x, A scale, A* scores, int64_t ld) const {
     for (int64_t j = 0; j < t.real; j++)
       for (int64_t i = 0; i < t.rows; i++) {
         const int64_t offset = offset_between(line.query(t.i + i), line.key(t.j + j));
@@ -313,7 +341,7 @@ template <class A> struct Mirror {
       }
   }
   // The same for many queries and all keys ``x``
-  void add(const Tile& t, const Line& line, Rows<A> x, A scale, A* scores, int64_t ld) {
+  void add(const Tile& t, const Line& line, Rows<F> x, A scale, A* scores, int64_t ld) {
     by_few(t, line, [&](const Tile& few, int side, int64_t column) {
       vectors.multiply({x.at + few.j * x.pitch, x.pitch}, few.real, scale, reach(few, line));
       const A* p = vectors.products;
@@ -345,8 +373,10 @@ template <class A> struct Mirror {
     });
   }
 
-  // The transpose: adds a tile's gradient to those of the keys' rows ``d_x`` (n, depth), if any, and of the vectors
-  void collect(const Tile& t, const Line& line, const A* gradients, int64_t ld, Rows<A> x, const A* panels, A* d_x) {
+  // The transpose: adds a tile's gradient to the gradient of the keys' rows ``d_x`` (n, depth), if any, and of vectors.
+  // ``turned_x`` is x^T, (depth, x_ld).
+  void collect(const Tile& t, const Line& line, const A* gradients, int64_t ld, Rows<F> x, const F* turned_x,
+               int64_t x_ld, A* d_x) {
     by_few(t, line, [&](const Tile& few, int side, int64_t column) {
       vectors.clear(few.real);
       A* sums = vectors.sums;
@@ -375,8 +405,7 @@ template <class A> struct Mirror {
       vectors.fold(few.real);
       if (d_x) vectors.add_to(d_x + few.j * vectors.depth, vectors.depth, few.real, reach(few, line));
       if (vectors.gradient)
-        vectors.learn({x.at + few.j * x.pitch, x.pitch}, panels + few.j / 64 * 64 * vectors.depth + few.j % 64, 64,
-                      few.real, reach(few, line));
+        vectors.learn({x.at + few.j * x.pitch, x.pitch}, turned_x + few.j, x_ld, few.real, reach(few, line));
     });
   }
 };

@@ -171,53 +171,42 @@ INLINE void tile_dot(int c, int a, int b) {
 #endif
 
 // Tiles 0 to 3 hold sums, 4 and 5 rows of A, 6 and 7 columns of B.
-template <bool TWO>
 INLINE void tile_block(int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb, float* c, int64_t ldc,
                        bool add) {
   TILE_BARRIER(a);
   if (add) {
     TILE_LOAD(0, c, ldc * 4);
     TILE_LOAD(1, c + 16, ldc * 4);
-    if constexpr (TWO) {
-      TILE_LOAD(2, c + 16 * ldc, ldc * 4);
-      TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4);
-    }
+    TILE_LOAD(2, c + 16 * ldc, ldc * 4);
+    TILE_LOAD(3, c + 16 * ldc + 16, ldc * 4);
   } else {
     TILE_ZERO(0);
     TILE_ZERO(1);
-    if constexpr (TWO) {
-      TILE_ZERO(2);
-      TILE_ZERO(3);
-    }
+    TILE_ZERO(2);
+    TILE_ZERO(3);
   }
   for (int64_t i = 0; i < k; i += 32) {
     TILE_LOAD(4, a + i, lda * 2);
+    TILE_LOAD(5, a + 16 * lda + i, lda * 2);
     TILE_LOAD(6, b + i / 2 * ldb, ldb * 4);
     TILE_LOAD(7, b + i / 2 * ldb + 16, ldb * 4);
     TILE_DOT(0, 4, 6);
     TILE_DOT(1, 4, 7);
-    if constexpr (TWO) {
-      TILE_LOAD(5, a + 16 * lda + i, lda * 2);
-      TILE_DOT(2, 5, 6);
-      TILE_DOT(3, 5, 7);
-    }
+    TILE_DOT(2, 5, 6);
+    TILE_DOT(3, 5, 7);
   }
   TILE_STORE(0, c, ldc * 4);
   TILE_STORE(1, c + 16, ldc * 4);
-  if constexpr (TWO) {
-    TILE_STORE(2, c + 16 * ldc, ldc * 4);
-    TILE_STORE(3, c + 16 * ldc + 16, ldc * 4);
-  }
+  TILE_STORE(2, c + 16 * ldc, ldc * 4);
+  TILE_STORE(3, c + 16 * ldc + 16, ldc * 4);
 }
 // What the tiles leave over (rows, columns and sums that are no multiples of theirs) is done in registers.
 inline void in_tiles(int64_t m, int64_t n, int64_t k, const bf16* a, int64_t lda, const uint32_t* b, int64_t ldb,
                      float* c, int64_t ldc, bool add) {
-  const int64_t M = m / 16 * 16, N = n / 32 * 32, K = k / 32 * 32;
+  const int64_t M = m / 32 * 32, N = n / 32 * 32, K = k / 32 * 32;
   if (M == 0 || N == 0 || K == 0) return in_registers<bf16>(m, n, k, a, lda, b, ldb, c, ldc, add);
   for (int64_t j = 0; j < N; j += 32)
-    for (int64_t i = 0; i < M; i += 32)
-      i + 32 <= M ? tile_block<true>(K, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add)
-                  : tile_block<false>(K, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add);
+    for (int64_t i = 0; i < M; i += 32) tile_block(K, a + i * lda, lda, b + j, ldb, c + i * ldc + j, ldc, add);
   if (K < k) in_registers<bf16>(M, N, k - K, a + K, lda, b + K / 2 * ldb, ldb, c, ldc, true);
   if (N < n) in_registers<bf16>(M, n - N, k, a, lda, b + N, ldb, c + N, ldc, add);
   if (M < m) in_registers<bf16>(m - M, n, k, a + M * lda, lda, b, ldb, c + M * ldc, ldc, add);

@@ -33,6 +33,7 @@ class Triton(Backend):
         return available.unsupported_reason(call, device)
 
     def adapt(self, call: Call) -> Call:
+        call = super().adapt(call)
         changes: dict[str, Any] = {}
         if call.scale <= 0:
             # The kernels find a row's largest score by its largest product, which needs a positive scale.

@@ -116,7 +116,8 @@ class Report:
         from rich.styled import Styled
 
         # Strings, not rich's texts: the terminal escapes what strings from outside hold.
-        return Group(*self.sheets, Styled(self.sentences[0], "bold"), *self.sentences[1:])
+        tables = [part for sheet in self.sheets for part in (sheet, "")]
+        return Group(*tables, Styled(self.sentences[0], "bold"), *self.sentences[1:])
 
     def __str__(self) -> str:
         from rich.console import Console

@@ -77,15 +77,15 @@ def attend(
     mask_spec = mask_spec_for(module, attention_mask, query, key, is_causal, options)
     terms: tuple[Term, ...] = ()
     layer: LayerInput | None = options.get("whereformer")
-    site = mask_spec.site(query, scaling)
-    if layer is not None:
-        layer.check(mask_spec, query.shape[2])
+    if layer is None:
+        site = mask_spec.site(query, scaling)
+    else:
         position, new_key = layer.forward.position, None if layer.cache is None else layer.cache.new_key
-        if new_key is not None:
-            site = replace(site, new_key_positions=site.query_positions)
-        layer_site = replace(layer.forward.add_shared(mask_spec, site), layer=layer.layer)
+        site, hooks_site = layer.forward.get_sites(mask_spec, query, scaling, new_key is not None)
         keys = key if new_key is None else new_key
-        query, keys, value, terms = position.apply_hooks(layer.hidden, query, keys, value, layer_site)  # type: ignore[assignment]  # attached methods keep query . key
+        query, keys, value, terms = position.apply_hooks(  # type: ignore[assignment]  # attached methods keep query . key
+            layer.hidden, query, keys, value, hooks_site.at_layer(layer.layer)
+        )
         if new_key is None:  # otherwise, the cache has rotated the new keys, and ``key`` has all keys
             key = keys
     terms += options.get("whereformer_terms", ())

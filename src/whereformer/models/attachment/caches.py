@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from torch import Tensor
 from transformers import DynamicCache
@@ -49,6 +48,6 @@ class RotatingCache(DynamicCache):
     ) -> tuple[Tensor, Tensor]:
         positions = Positions(self.get_seq_length(layer_idx), 1, key_states.shape[2])
         self.new_key = key_states
-        site = replace(self.make_site(positions), layer=self.layer)
+        site = self.make_site(positions).at_layer(self.layer)
         _, rotated, _ = self.position.transform_qkv(key_states, key_states, value_states, site)
         return super().update(rotated, value_states, layer_idx, *args, **kwargs)

@@ -7,7 +7,7 @@ gradient gets the same arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import torch
@@ -52,6 +52,7 @@ class StackForward:
         shared_cache: the last inputs of the shared results, then the results.
         texts: the last ``cu_seq_lens_q``, and the texts that they describe.
         new_site: the last site of new tokens.
+        sites: the results of :meth:`get_sites`, by its arguments.
     """
 
     position: PositionMethod
@@ -63,6 +64,7 @@ class StackForward:
     shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, object] | None = None
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
+    sites: dict[tuple[object, ...], tuple[Site, Site]] = field(default_factory=dict)
 
     def packed_document_ids(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
         """Return the result of :func:`.packed_document_ids`, or if it is None, the texts by positions.
@@ -84,6 +86,25 @@ class StackForward:
             self.new_site = replace(site, shared=self.position.compute_shared(site)) if self.share else site
         return self.new_site
 
+    def get_sites(
+        self, mask_spec: MaskSpec, query: Tensor, scale: float | None, has_new_keys: bool
+    ) -> tuple[Site, Site]:
+        """Return the site of a layer's attention, and the hooks' site, which has the shared results.
+
+        Layers with the same mask get the same sites: making them takes as long as attention to a few hundred keys.
+        ``has_new_keys`` says that the hooks get the new keys only, because a cache holds the others.
+        """
+        n_q, is_compiling = query.shape[2], torch.compiler.is_compiling()
+        # Compilers cannot look up symbolic sizes.
+        key = () if is_compiling else (mask_spec, len(query), n_q, scale, has_new_keys, torch.is_grad_enabled())
+        sites = None if is_compiling else self.sites.get(key)
+        if sites is None:
+            self.check_mask(mask_spec, n_q)
+            site = mask_spec.site(query, scale)
+            hooks_site = replace(site, new_key_positions=site.query_positions) if has_new_keys else site
+            sites = self.sites[key] = site, self.add_shared(mask_spec, hooks_site)
+        return sites
+
     def add_shared(self, mask_spec: MaskSpec, site: Site) -> Site:
         """Return the site with the results that the method computes once for all layers, in the first of them.
 
@@ -100,6 +121,30 @@ class StackForward:
         if cached is None or cached[0] != key or cached[1] is not token_mask or cached[2] is not documents:
             self.shared_cache = cached = key, token_mask, documents, self.position.compute_shared(site)
         return replace(site, shared=cached[-1])
+
+    def check_mask(self, mask_spec: MaskSpec, n_q: int) -> None:
+        """Raise an InputError if the method does not support the mask."""
+        causal, methods = self.position.model.causal, self.position.components()
+        if mask_spec.matrix is None:
+            if n_q > 1 and mask_spec.causal != causal and (causal or any(method.scales_query for method in methods)):
+                reason = f"expected {causal}, as when the method was attached, got {mask_spec.causal}"
+                raise InputError("is_causal", reason)
+            return
+        can_read_mask = not torch.compiler.is_compiling()
+        one_sided = [method for method in methods if method.one_sided or (causal and method.scales_query)]
+        if one_sided and can_read_mask and not mask_spec.hides_later_keys(n_q):
+            kind = type(one_sided[0]).__name__
+            reason = f"it lets queries see later tokens, but {kind} was built for causal attention"
+            raise InputError("attention_mask", f"{reason}; attach it with causal=False")
+        # Positions can be counted in each document of `documents`, but not in documents that only a matrix separates.
+        from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
+        counts = bool(from_start) or not self.position.depends_on_offsets_only()
+        # In compiled code, most masks are matrices, and texts are kept apart only if the caller passes positions.
+        if counts and (can_read_mask or self.has_position_ids) and mask_spec.documents is None:
+            name = "+".join(type(method).__name__ for method in from_start[:1] or methods)
+            reason = f"{name} counts positions from the start of a row"
+            advice = "put each text in its own row"
+            raise InputError("position", f"{reason}, but a dense mask does not show where texts begin; {advice}")
 
 
 @dataclass(frozen=True)
@@ -119,30 +164,6 @@ class LayerInput:
     hidden: Tensor
     output_attentions: bool | None
     cache: RotatingCache | None = None
-
-    def check(self, mask_spec: MaskSpec, n_q: int) -> None:
-        """Raise an InputError if the method does not support the mask."""
-        causal, methods = self.forward.position.model.causal, self.forward.position.components()
-        if mask_spec.matrix is None:
-            if n_q > 1 and mask_spec.causal != causal and (causal or any(method.scales_query for method in methods)):
-                reason = f"expected {causal}, as when the method was attached, got {mask_spec.causal}"
-                raise InputError("is_causal", reason)
-            return
-        can_read_mask = not torch.compiler.is_compiling()
-        one_sided = [method for method in methods if method.one_sided or (causal and method.scales_query)]
-        if one_sided and can_read_mask and not mask_spec.hides_later_keys(n_q):
-            kind = type(one_sided[0]).__name__
-            reason = f"it lets queries see later tokens, but {kind} was built for causal attention"
-            raise InputError("attention_mask", f"{reason}; attach it with causal=False")
-        # Positions can be counted in each document of `documents`, but not in documents that only a matrix separates.
-        from_start = [method for method in methods if method.scales_query or not method.shift_invariant]
-        counts = bool(from_start) or not self.forward.position.depends_on_offsets_only()
-        # In compiled code, most masks are matrices, and texts are kept apart only if the caller passes positions.
-        if counts and (can_read_mask or self.forward.has_position_ids) and mask_spec.documents is None:
-            name = "+".join(type(method).__name__ for method in from_start[:1] or methods)
-            reason = f"{name} counts positions from the start of a row"
-            advice = "put each text in its own row"
-            raise InputError("position", f"{reason}, but a dense mask does not show where texts begin; {advice}")
 
 
 @dataclass(eq=False)

@@ -47,6 +47,16 @@ for (const box of document.querySelectorAll(".scroll")) {
   watch.observe(box);
 }
 
+// Commands: a line ends at a space, not after a hyphen.
+for (const code of document.querySelectorAll(".command code")) {
+  const words = code.textContent.split(" ").map((word) => {
+    const part = document.createElement("span");
+    part.textContent = word;
+    return part;
+  });
+  code.replaceChildren(...words.flatMap((word, at) => (at ? [" ", word] : [word])));
+}
+
 // Commands: a button copies them. Without it, or where the browser refuses, the text can be selected.
 for (const box of document.querySelectorAll(".command")) {
   const button = document.createElement("button");
