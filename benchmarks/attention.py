@@ -3,10 +3,10 @@
 Run: make bench, or: .venv/bin/python benchmarks/attention.py --help
 
 The output and the gradients of every way are first checked against a float64 reference; a wrong way is reported and not
-timed. Then all ways are timed in turns, and each time is divided by the time of torch's own attention without positions
-("sdpa") in the same round. At 1.00 positions cost nothing. "sdpa+bias" is the common way today: it passes an (n, n)
-bias to torch's attention. attention_peers.py has the ways of other libraries. "forward" is without gradients;
-"training" is forward and backward with all gradients.
+timed. Then all ways take turns on the CPU, and the CPU time of each, in one thread, is divided by the time of torch's
+own attention without positions ("sdpa") in the same round. At 1.00 positions cost nothing. "sdpa+bias" is the common
+way today: it passes an (n, n) bias to torch's attention. attention_peers.py has the ways of other libraries. "forward"
+is without gradients; "training" is forward and backward with all gradients.
 
 results.json has a row for each case and way: the median and the range of its times relative to plain attention, the
 milliseconds and peak memory in bytes of a call, the largest relative error in the check, the seconds of each round, and
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from attention_kinds import DTYPES, KINDS, POSITIONS, Case, make_problem
 from attention_peers import PEERS
-from attention_ways import FLOOR, TORCH, Clock, Way, backend, check, in_a_line, make_step
+from attention_ways import FLOOR, TORCH, Way, backend, check, in_a_line, make_step, mean_seconds
 from benchmark import Among, Benchmark, main
 from goals import write_goals
 from peak import peak_of_first_call
@@ -37,28 +37,26 @@ from rich.console import Console
 from side_by_side import by_turns, summarize
 
 from whereformer.errors import InputError
-from whereformer.lab.options import find_device
 from whereformer.lab.recipe import Counts, Names
-from whereformer.lab.run import threads
 from whereformer.provenance import commit, machine, provenance
 
 LONG = 2048
 """With more tokens than this, the default batch is one sequence."""
-KEY = ("terms", "n", "batch", "heads", "head_dim", "dtype", "direction", "device", "threads", "way")
+KEY = ("terms", "n", "batch", "heads", "head_dim", "dtype", "direction", "way")
 """The columns that identify a measurement; of two rows that have the same ones, the later one counts."""
 
 Row = dict[str, Any]
 
 
-def measure(case: Case, ways: Sequence[Way], device: torch.device, rounds: int) -> list[Row]:
+def measure(case: Case, ways: Sequence[Way], rounds: int) -> list[Row]:
     """Check all ways on a case, and time those that are right, in a changing order."""
     rows: dict[Way, Row] = {}
     steps: dict[Way, Callable[[], object]] = {}
-    problem = make_problem(case, device)
-    origin = {"device": device.type, "threads": torch.get_num_threads(), "note": "", "ratio": None}
+    problem = make_problem(case)
+    origin = {"measured": date.today().isoformat(), "commit": commit(), "note": "", "ratio": None}
     for way in (FLOOR, *(way for way in ways if way.does(case.terms))):
-        rows[way] = {**vars(case), **origin, "way": way.name, "measured": date.today().isoformat(), "commit": commit()}
-        error = check(way, case.terms, case.head_dim, case.dtype, case.direction, device)
+        rows[way] = {**vars(case), "way": way.name, **origin}
+        error = check(way, case.terms, case.head_dim, case.dtype, case.direction)
         if isinstance(error, str):
             rows[way]["note"] = error
             continue
@@ -66,11 +64,10 @@ def measure(case: Case, ways: Sequence[Way], device: torch.device, rounds: int) 
         try:
             step = make_step(way, problem)
             step()  # the first call compiles and fills caches
-            rows[way]["memory"], steps[way] = peak_of_first_call(step, device), step
+            rows[way]["memory"], steps[way] = peak_of_first_call(step), step
         except Exception as failure:  # another library's failure is also a result
             rows[way]["note"] = in_a_line(failure)
-    clock = Clock(device, torch.get_num_threads())
-    seconds = by_turns({way: partial(clock.seconds, step) for way, step in steps.items()}, rounds)
+    seconds = by_turns({way: partial(mean_seconds, step) for way, step in steps.items()}, rounds)
     for way, times in summarize(seconds, FLOOR).items():
         rows[way] |= {"ratio": times.ratio, "lowest": times.lowest, "highest": times.highest}
         rows[way] |= {"milliseconds": 1000 * times.seconds, "seconds": seconds[way]}
@@ -96,14 +93,14 @@ def read_rows(file: Path, origin: dict[str, Any]) -> list[Row]:
         return []
     before = json.loads(file.read_text())
     old, new = ({**results["machine"], **results["versions"]} for results in (before, origin))
-    if changed := [name for name in {**old, **new} if name != "threads" and old.get(name) != new.get(name)]:
+    if changed := [name for name in {**old, **new} if old.get(name) != new.get(name)]:
         raise InputError("out", f"{file} has results with another {', '.join(changed)}; choose another folder")
     return list(before["rows"])
 
 
 def folder_of(facts: dict[str, Any]) -> Path:
     """Return the folder for a machine's results."""
-    name = facts.get("gpu") or f"{facts['cpu']} {os.cpu_count()} cores {facts['instructions']}"
+    name = f"{facts['cpu']} {os.cpu_count()} cores {facts['instructions']}"
     return Path(__file__).parent / "results" / re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
@@ -127,7 +124,7 @@ class Attention(Benchmark):
     """Tokens in a sequence."""
 
     dtypes: Annotated[Names, Among(DTYPES)] = ("float32", "bfloat16")
-    """float32, bfloat16 or float16."""
+    """Types of the inputs."""
 
     backends: Names = ("auto", "blockwise")
     """Backends of whereformer.attention: "auto" chooses one for each call, "blockwise" needs no compiler."""
@@ -147,12 +144,6 @@ class Attention(Benchmark):
     head_dim: int = 64
     """Width of a head."""
 
-    threads: int = 1
-    """Threads on the CPU. With one thread, time is the process's CPU time, which other programs disturb least."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute. "auto" is a GPU if there is one."""
-
     out: Path | None = None  # type: ignore[assignment]
     """Folder for the results. Default: a folder in benchmarks/results/ named after the machine."""
 
@@ -167,16 +158,15 @@ class Attention(Benchmark):
 
     def run(self, console: Console) -> None:
         """Measure all cases, and write the results after each."""
-        device = find_device(self.device)
-        out = self.out or folder_of(machine(device))
-        rows = {_key(row): row for row in read_rows(out / "results.json", provenance(device))}
+        torch.set_num_threads(1)
+        out = self.out or folder_of(machine("cpu"))
+        rows = {_key(row): row for row in read_rows(out / "results.json", provenance("cpu"))}
         ways = [*map(backend, self.backends), *TORCH, *(PEERS if self.peers else ())]
-        with threads(self.threads):
-            for case in self.cases():
-                measured = measure(case, ways, device, self.rounds)
-                rows |= {_key(row): row for row in measured}
-                print(*map(format_row, measured), sep="\n", flush=True)
-                write_results(out / "results.json", {"rows": list(rows.values())}, device)
+        for case in self.cases():
+            measured = measure(case, ways, self.rounds)
+            rows |= {_key(row): row for row in measured}
+            print(*map(format_row, measured), sep="\n", flush=True)
+            write_results(out / "results.json", {"rows": list(rows.values())})
         print(write_goals(rows.values(), out / "goals.md"))
 
 

@@ -74,7 +74,7 @@ class BenchProblem:
         query, key, value: each of shape (batch, heads, n, head_dim).
         parameters: other tensors whose gradients training needs. Tables are always float32, because their gradients
             are sums over very many pairs.
-        make_terms: makes the terms from the parameters.
+        make_terms: makes the terms from the parameters; a parameter "sinks" is an argument of attention itself.
         options: further arguments of :func:`whereformer.attention`.
     """
 
@@ -98,7 +98,9 @@ class BenchProblem:
 
     def attend(self, backend: str) -> Tensor:
         """Compute attention with a backend of this library."""
-        return attention(self.query, self.key, self.value, self.terms, **self.options, backend=backend)
+        options = {"sinks": self.parameters.get("sinks"), **self.options, "backend": backend}
+        out = attention(self.query, self.key, self.value, self.terms, **options)
+        return out[0] if self.options.get("return_lse") else out
 
     def sdpa(self, bias: Tensor | None = None) -> Tensor:
         """Compute torch's attention, with a bias in place of the options about masks."""
@@ -136,23 +138,6 @@ class BenchProblem:
         parameters = {name: exact(tensor) for name, tensor in self.parameters.items()}
         query, key, value = map(exact, (self.query, self.key, self.value))
         return replace(self, query=query, key=key, value=value, parameters=parameters)
-
-
-@dataclass(frozen=True)
-class WithLse(BenchProblem):
-    """The log of each row's sum of exponentials is returned, too."""
-
-    def attend(self, backend: str) -> Tensor:
-        options = {**self.options, "return_lse": True, "backend": backend}
-        return attention(self.query, self.key, self.value, self.terms, **options)[0]
-
-
-@dataclass(frozen=True)
-class WithSinks(BenchProblem):
-    """The parameters are arguments of attention."""
-
-    def attend(self, backend: str) -> Tensor:
-        return attention(self.query, self.key, self.value, sinks=self.parameters.get("sinks"), backend=backend)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,17 +219,13 @@ def _pad(problem: BenchProblem) -> BenchProblem:
     return replace(problem, options={"key_mask": _token_mask(problem)})
 
 
-def _with(kind: type[BenchProblem], problem: BenchProblem, **fields: Any) -> BenchProblem:
-    return kind(**{**vars(problem), **fields})
-
-
 def _pack(problem: BenchProblem) -> BenchProblem:
     mask = _token_mask(problem)
     packed = {
         name: getattr(problem, name).transpose(1, 2)[mask].transpose(0, 1)[None] for name in ("query", "key", "value")
     }
     starts = torch.tensor([0, *mask.sum(1).cumsum(0)], dtype=torch.int32, device=mask.device)
-    return _with(Packed, problem, **packed, lengths=mask.sum(1).tolist(), starts=starts)
+    return Packed(**{**vars(problem), **packed}, lengths=mask.sum(1).tolist(), starts=starts)
 
 
 def _share_keys(problem: BenchProblem) -> BenchProblem:
@@ -319,9 +300,9 @@ KINDS = {
     ),
     "window": Kind(adapt=partial(replace, options={"window": WINDOW})),
     "grouped": replace(FREE, adapt=_share_keys),
-    "lse": replace(FREE, adapt=partial(_with, WithLse)),
+    "lse": replace(FREE, adapt=partial(replace, options={"return_lse": True})),
     "softcap": Kind(adapt=partial(replace, options={"softcap": SOFTCAP})),
-    "sinks": Kind(lambda case: {"sinks": torch.randn(case.heads)}, adapt=partial(_with, WithSinks)),
+    "sinks": Kind(lambda case: {"sinks": torch.randn(case.heads)}),
     "varlen": replace(FREE, adapt=_pack),
 }
 """The kinds of terms by name: what positions add, and, from "window" on, what attention offers besides."""
@@ -330,7 +311,7 @@ POSITIONS = list(KINDS)[: list(KINDS).index("window")]
 """The kinds that are about positions."""
 
 
-def make_problem(case: Case, device: torch.device) -> BenchProblem:
+def make_problem(case: Case, device: torch.device | str = "cpu") -> BenchProblem:
     """Make the random tensors of a case, always the same ones."""
     kind = KINDS[case.terms]
     with torch.random.fork_rng(devices=[]):

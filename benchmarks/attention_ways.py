@@ -152,10 +152,10 @@ def make_step(way: Way, problem: BenchProblem) -> Callable[[], list[Tensor]]:
 
 
 @cache
-def check(way: Way, kind: str, head_dim: int, dtype: str, direction: str, device: torch.device) -> float | str:
+def check(way: Way, kind: str, head_dim: int, dtype: str, direction: str) -> float | str:
     """Return the largest relative error of a way's output and gradients for short rows, or why it can't be timed."""
     case = Case(kind, CHECKED_LENGTH, 2, 2, head_dim, dtype, direction)
-    problem = way.simplify(make_problem(case, device))
+    problem = way.simplify(make_problem(case))
     try:
         tensors = make_step(way, problem)()
     except Exception as error:  # another library's failure is also a result
@@ -185,33 +185,14 @@ MIN_MEASUREMENT = 0.02
 """Seconds. Calls that take less time are repeated within a measurement."""
 
 
-class Clock:
-    """Measures the seconds of a call: event time on a GPU, CPU time with one thread, wall time with several."""
-
-    def __init__(self, device: torch.device, threads: int) -> None:
-        self.device = device
-        self.now = time.process_time if threads == 1 else time.perf_counter
-
-    def seconds(self, step: Callable[[], object]) -> float:
-        """Return the mean over enough calls in a row for a good measurement."""
-        calls = 1
-        while True:
-            elapsed = self._elapsed(step, calls)
-            if elapsed >= MIN_MEASUREMENT:
-                return elapsed / calls
-            calls = math.ceil(calls * min(1000.0, 1.2 * MIN_MEASUREMENT / max(elapsed, 1e-9)))
-
-    def _elapsed(self, step: Callable[[], object], calls: int) -> float:
-        if self.device.type == "cuda":
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            torch.cuda.synchronize(self.device)
-            start.record()
-            for _ in range(calls):
-                step()
-            end.record()
-            torch.cuda.synchronize(self.device)
-            return start.elapsed_time(end) / 1000
-        started = self.now()
+def mean_seconds(step: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call: the mean over enough calls in a row for a good measurement."""
+    calls = 1
+    while True:
+        started = time.process_time()
         for _ in range(calls):
             step()
-        return self.now() - started
+        elapsed = time.process_time() - started
+        if elapsed >= MIN_MEASUREMENT:
+            return elapsed / calls
+        calls = math.ceil(calls * min(1000.0, 1.2 * MIN_MEASUREMENT / max(elapsed, 1e-9)))

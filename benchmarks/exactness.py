@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 from attention_kinds import KINDS, Case, make_problem
 from attention_ways import FLOOR, Way, backend, make_step
 from benchmark import Among, Benchmark, main
@@ -35,7 +34,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 def errors(way: Way, case: Case) -> dict[str, float]:
     """Return the error of the output and of every gradient of a way."""
-    problem = way.simplify(make_problem(case, torch.device("cpu")))
+    problem = way.simplify(make_problem(case))
     expected = make_step(backend("reference"), problem.exact())()
     names = (*CONTENT, *problem.parameters)
     return dict(zip(names, map(error, make_step(way, problem)(), expected), strict=True))

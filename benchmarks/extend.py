@@ -64,13 +64,10 @@ class Extended(Benchmark):
     """Tokens of a passage."""
     chunks: tuple[int, ...] = (254, 128, 64)
     """Tokens of a chunk; each number has a row of the table."""
-    threads: int = 1
-    """Threads on the CPU."""
     out: Path = Path("runs/extend-benchmark")
 
     def measure(self, console: Console) -> dict[str, Any]:
         """Make the missing rows, then print all."""
-        torch.set_num_threads(self.threads)
         rows = {}
         for name in (AS_IS, *self._sizes, BY_CHUNK, REPEATED, *(folder.name for folder in self.extended)):
             file = self.out / f"{name.replace(' ', '-').replace(',', '')}.json"
@@ -85,7 +82,7 @@ class Extended(Benchmark):
 
     @property
     def _settings(self) -> dict[str, Any]:
-        return self.settings("model", "documents", "pairs", "extended", "threads") | {"starts": self._starts}
+        return self.settings("model", "documents", "pairs", "extended") | {"starts": self._starts}
 
     @property
     def _sizes(self) -> dict[str, int]:
@@ -139,7 +136,7 @@ class Extended(Benchmark):
         body, rows = self.length - 2, []
         for document in TextSource(self.documents).documents():
             text = "".join(document)
-            ids = self._ids(text[: body * 12]) if len(text) >= body else []
+            ids = self._teacher.ids(text[: body * 12]) if len(text) >= body else []
             if len(ids) >= body:
                 rows.append(ids[:body])
         if len(rows) < self.count:
@@ -155,13 +152,10 @@ class Extended(Benchmark):
     def _spearman(self, encoder: SentenceEncoder) -> float:
         names = ["sentence1", "sentence2"]
         *sides, labels = zip(*read.Table("pairs", self.pairs).rows([*names, "label"]), strict=True)
-        first, second = (_vectors(encoder, [torch.tensor(self._ids(text)) for text in texts]) for texts in sides)
+        first, second = (
+            _vectors(encoder, [torch.tensor(self._teacher.ids(text)) for text in texts]) for texts in sides
+        )
         return METRICS["spearman"](np.asarray(labels, float), (first * second).sum(-1).double().numpy())
-
-    def _ids(self, text: str) -> list[int]:
-        options = {"add_special_tokens": False, "truncation": False, "verbose": False}
-        ids: list[int] = self._teacher.tokenizer(text, **options)["input_ids"]
-        return ids
 
 
 @torch.no_grad()

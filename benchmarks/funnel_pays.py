@@ -13,12 +13,13 @@ Every finished part, a pretraining or a fine-tuning, is a file in --out and is n
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow.parquet as parquet
 import torch
@@ -35,6 +36,7 @@ from whereformer.analysis.held_out import HeldOut, lm_score
 from whereformer.data.batches import RandomBatches, by_length
 from whereformer.data.corpus import TextSource
 from whereformer.data.encode import EncodedText, TokenizerChoice, open_or_encode
+from whereformer.data.labeled import Rows
 from whereformer.data.tokenizers import CLS, PAD, SEP
 from whereformer.data.windows import HELD_OUT_RATE, Stage, Windows
 from whereformer.files import new_folder
@@ -51,12 +53,16 @@ STAGES = ((8, 0.5), (16, 0.7), (32, 0.85), (64, 1.0))
 """Tokens in a window of pretraining, and the share of the time at which windows of this length end."""
 WARMUP = 0.1
 """Share of the time while the learning rate rises."""
+LEARNING_RATE, FINETUNING_RATE = 5e-3, 1e-3
+"""Peaks of the learning rate of pretraining and of fine-tuning."""
+MASK_RATE = 0.3
+"""Share of tokens that are masked in pretraining."""
 ROUNDS = 12
 """How many times a step of each model is timed."""
 HELD_OUT_TOKENS = 65536
+TEST_ROWS = 2000
+"""Number of test rows, drawn at random but the same for both models."""
 
-Example = tuple[list[int], int]
-"""Token ids and a class."""
 Batch = dict[str, Tensor]
 
 
@@ -70,8 +76,6 @@ class Pays(Benchmark):
     """Folder with a folder for each task, which has train.parquet and test.parquet with columns text and label."""
     inputs: Names = ("imdb:512",)
     """Tasks to fine-tune on, each with the maximum number of tokens in a row (task:tokens)."""
-    test_rows: int = 2000
-    """Number of test rows, drawn at random but the same for both models."""
     seeds: int = 1
     """Number of seeds. Both models are trained with one seed before the next."""
     vocab_size: int = 4096
@@ -80,14 +84,6 @@ class Pays(Benchmark):
     """Width; heads have 32 channels."""
     batch_tokens: int = 2048
     """Tokens in a step of pretraining, and the maximum in a step of fine-tuning."""
-    mask_rate: float = 0.3
-    """Share of tokens that are masked in pretraining."""
-    learning_rate: float = 5e-3
-    """Peak of the learning rate of pretraining."""
-    finetune_learning_rate: float = 1e-3
-    """Peak of the learning rate of fine-tuning."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Precision of matrix products."""
     pretrain_seconds: float = 480.0
     """CPU seconds to pretrain each model, as steps took when they were timed."""
     finetune_seconds: float = 300.0
@@ -149,7 +145,7 @@ class Pays(Benchmark):
     def _windows(self, length: int, seed: int, step: int) -> Batch:
         """Return the batch of a step of pretraining."""
         text, stages = self._encoded, [Stage(length, step + 1, max(1, self.batch_tokens // length))]
-        return Windows(text.training, text.vocabulary, stages, self.mask_rate, seed).batch(step)
+        return Windows(text.training, text.vocabulary, stages, MASK_RATE, seed).batch(step)
 
     def _pretrain(self, name: str, seed: int) -> dict[str, Any]:
         """Pretrain and save a model; return its steps and its held-out loss."""
@@ -168,7 +164,7 @@ class Pays(Benchmark):
             model,
             lambda step, spent: self._windows(_length_at(spent), seed, step),
             lambda spent: seconds[_length_at(spent)] / self.pretrain_seconds,
-            self.learning_rate,
+            LEARNING_RATE,
         )
         held_out = HeldOut(text.held_out[:HELD_OUT_TOKENS], HELD_OUT_RATE, text.vocabulary)
         loss = lm_score(model, held_out.windows(longest, 8192)).loss
@@ -179,12 +175,10 @@ class Pays(Benchmark):
     def _finetune(self, name: str, seed: int, task: str, length: int) -> dict[str, Any]:
         """Fine-tune a pretrained model on a task, and return its accuracy over time."""
         train, test = self._rows(task, "train", length), self._rows(task, "test", length)
-        classes = 1 + max(label for _, label in train)
-        lengths = torch.tensor([[len(ids)] for ids, _ in train])
+        classes = 1 + max(map(int, train.labels))
 
         def batches(seed: int) -> Iterator[Batch]:
-            for rows in RandomBatches(lengths, self.batch_tokens, seed, tokens=True):
-                yield _padded([train[row] for row in rows])
+            return map(train.collate, RandomBatches(train.lengths, self.batch_tokens, seed, tokens=True))
 
         seconds = self._seconds(
             f"{task}-{length}",
@@ -206,21 +200,22 @@ class Pays(Benchmark):
             model,
             lambda step, spent: next(order),
             lambda spent: seconds / self.finetune_seconds,
-            self.finetune_learning_rate,
+            FINETUNING_RATE,
             evaluate,
         )
         gflops = count_flops(model.config, length, predictions=0).training / 1e9
         return {"steps": steps, "seconds_of_a_step": seconds, "gflops_of_a_row": gflops, "accuracy": curve}
 
-    def _rows(self, task: str, name: str, length: int) -> list[Example]:
-        """Return the rows of a table of a task; at most ``test_rows`` of the test's."""
+    def _rows(self, task: str, name: str, length: int) -> Rows:
+        """Return the rows of a table of a task; at most TEST_ROWS of the test's."""
         table = parquet.read_table(self.data / task / f"{name}.parquet")
         rows = list(zip(table["text"].to_pylist(), table["label"].to_pylist(), strict=True))
         if name == "test":
-            rows = random.Random(0).sample(rows, min(self.test_rows, len(rows)))
+            rows = random.Random(0).sample(rows, min(TEST_ROWS, len(rows)))
         tokenizer = self._encoded.tokenizer.backend_tokenizer
         encoded = tokenizer.encode_batch([text for text, _ in rows], add_special_tokens=False)
-        return [([CLS, *one.ids[: length - 2], SEP], label) for one, (_, label) in zip(encoded, rows, strict=True)]
+        ids = [array("i", [CLS, *one.ids[: length - 2], SEP]) for one in encoded]
+        return Rows([(row, array("i")) for row in ids], False, [label for _, label in rows], 0, PAD)
 
     def _train(
         self,
@@ -252,7 +247,7 @@ class Pays(Benchmark):
 
     def _step(self, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Batch) -> None:
         model.train()
-        with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
+        with torch.autocast("cpu", torch.bfloat16):
             loss = model(**batch).loss
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -268,11 +263,11 @@ class Pays(Benchmark):
             models = {name: build(name) for name in MODELS}
 
             def step(name: str) -> Callable[[], None]:
-                optimizer, rows = build_optimizer(models[name], self.learning_rate), batches()
+                optimizer, rows = build_optimizer(models[name], LEARNING_RATE), batches()
                 return lambda: self._step(models[name], optimizer, next(rows))
 
             baseline = next(iter(MODELS))
-            times = time_by_turns({name: step(name) for name in models}, models, ROUNDS, baseline)
+            times = time_by_turns({name: step(name) for name in models}, ROUNDS, baseline, models)
             # Ratios within a round are steadier than times.
             return {"seconds": {name: times[baseline].seconds * measured.ratio for name, measured in times.items()}}
 
@@ -280,25 +275,18 @@ class Pays(Benchmark):
         return seconds
 
     @torch.no_grad()
-    def _accuracy(self, model: Any, test: Sequence[Example]) -> float:
+    def _accuracy(self, model: Any, test: Rows) -> float:
         model.eval()
         correct = 0
-        for rows in by_length(torch.tensor([[len(ids)] for ids, _ in test]), self.batch_tokens, tokens=True):
-            batch = _padded([test[row] for row in rows])
-            with torch.autocast("cpu", torch.bfloat16, enabled=self.dtype == "bfloat16"):
+        for batch in map(test.collate, by_length(test.lengths, self.batch_tokens, tokens=True)):
+            with torch.autocast("cpu", torch.bfloat16):
                 correct += int((model(**batch).logits.argmax(-1) == batch["labels"]).sum())
-        return correct / len(test)
+        return correct / len(test.labels)
 
 
 def _length_at(spent: float) -> int:
     """Return the tokens in a window when a share of the time is spent."""
     return next((length for length, end in STAGES if spent < end), STAGES[-1][0])
-
-
-def _padded(rows: Sequence[Example]) -> Batch:
-    longest = max(len(ids) for ids, _ in rows)
-    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row, _ in rows])
-    return {"input_ids": ids, "attention_mask": ids != PAD, "labels": torch.tensor([label for _, label in rows])}
 
 
 if __name__ == "__main__":

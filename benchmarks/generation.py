@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -49,8 +49,6 @@ class Generation(Benchmark):
     """Cached tokens and batch of the decoder, NxB each, or none."""
     translation: Names = ("1x1", "1x4", "32x1", "32x4")
     """Batch and beams of the translation model, BxB each, or none."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """The dtype of the decoder; translation is always in float32."""
     rounds: int = 9
     """Number of rounds that count. One more comes first."""
     out: Path = Path("benchmarks/results/generation.json")
@@ -58,30 +56,26 @@ class Generation(Benchmark):
     def measure(self, console: Console) -> dict[str, Any]:
         transformers.logging.set_verbosity_error()
         rows: list[dict[str, Any]] = []
-        decoders = _decoders(getattr(torch, self.dtype)) if self.decoding != ("none",) else {}
+        decoders = _decoders() if self.decoding != ("none",) else {}
         for name in self.decoding if decoders else ():
             length, batch = map(int, name.split("x"))
             steps = {way: _decoding_step(model, length, batch) for way, model in decoders.items()}
-            label = {"part": "decoding", "cached": length, "batch": batch, "dtype": self.dtype}
-            rows += self._time(label, steps, decoders)
-        translators, runs = _translators() if self.translation != ("none",) else ({}, {})
+            rows += self._time({"part": "decoding", "cached": length, "batch": batch, "dtype": "float32"}, steps)
+        translators = _translators() if self.translation != ("none",) else {}
         for name in self.translation if translators else ():
             batch, beams = map(int, name.split("x"))
             source = torch.randint(3, VOCABULARY - 1, (batch, TOKENS), generator=torch.Generator().manual_seed(0))
-            steps = {way: partial(run, source, beams) for way, run in runs.items()}
-            label = {"part": "translation", "batch": batch, "beams": beams}
-            rows += self._time(label, steps, translators)
+            steps = {way: partial(translate, source, beams) for way, translate in translators.items()}
+            rows += self._time({"part": "translation", "batch": batch, "beams": beams}, steps)
         return {"method": " ".join(str(__doc__).split()), "rows": rows}
 
-    def _time(
-        self, label: Mapping[str, Any], steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module]
-    ) -> list[dict[str, Any]]:
+    def _time(self, label: Mapping[str, Any], steps: Mapping[str, Callable[[], object]]) -> list[dict[str, Any]]:
         """Time the steps in turns, print a line for each, and return its row."""
         title = ", ".join(f"{name} {value}" for name, value in label.items())
         share = _linear_share(steps[BASELINE])
         print(f"{title}; linear layers take {share:.0%} of the baseline's time")
         rows = []
-        for name, times in time_by_turns(steps, models, self.rounds, BASELINE).items():
+        for name, times in time_by_turns(steps, self.rounds, BASELINE).items():
             print(f"  {name:12} {times}  {1000 * times.seconds:.2f} ms", flush=True)
             rows.append({**label, "model": name, "linear": round(share, 3), **asdict(times)})
         return rows
@@ -97,7 +91,7 @@ def _linear_share(step: Callable[[], object]) -> float:
     return float(linear / sum(event.self_cpu_time_total for event in events))
 
 
-def _decoders(dtype: torch.dtype) -> dict[str, nn.Module]:
+def _decoders() -> dict[str, nn.Module]:
     """Build a Llama, and copies of it with each method attached."""
     torch.manual_seed(0)
     config = transformers.LlamaConfig(
@@ -109,7 +103,7 @@ def _decoders(dtype: torch.dtype) -> dict[str, nn.Module]:
         num_key_value_heads=6,
         max_position_embeddings=8192,
     )
-    model = transformers.LlamaModel(config).eval().to(dtype)
+    model = transformers.LlamaModel(config).eval()
     models: dict[str, nn.Module] = {BASELINE: model}
     for method in METHODS:
         attached = whereformer.attach(copy.deepcopy(model), method, keep_absolute=method != "rope")
@@ -132,27 +126,24 @@ def _decoding_step(model: Any, length: int, batch: int) -> Callable[[], object]:
     return step
 
 
-def _translators() -> tuple[dict[str, nn.Module], dict[str, Callable[[Tensor, int], object]]]:
-    """Build the translation models, and return them with a function of source and beams that translates."""
+def _translators() -> dict[str, Callable[[Tensor, int], object]]:
+    """Build the translation models, and return a function of source and beams for each."""
     torch.manual_seed(0)
     sizes = dict.fromkeys(("encoder_layers", "decoder_layers"), 6)
     heads = dict.fromkeys(("encoder_attention_heads", "decoder_attention_heads"), 8)
     widths = dict.fromkeys(("encoder_ffn_dim", "decoder_ffn_dim"), 2048)
     special = {"pad_token_id": VOCABULARY - 1, "eos_token_id": 0, "decoder_start_token_id": VOCABULARY - 1}
     config = transformers.MarianConfig(vocab_size=VOCABULARY, d_model=512, **sizes, **heads, **widths, **special)
-    models: dict[str, nn.Module] = {BASELINE: transformers.MarianMTModel(config).eval()}
+    marian = transformers.MarianMTModel(config).eval()
+    translators: dict[str, Callable[[Tensor, int], object]] = {BASELINE: partial(_translate, marian)}
     for method in ("sinusoidal", "shaw"):
         ours = Seq2SeqConfig.preset("base", vocab_size=VOCABULARY, position=method)
-        models[method] = Seq2SeqForConditionalGeneration(ours).eval()
-    runs: dict[str, Callable[[Tensor, int], object]] = {
-        name: partial(_translate, model) for name, model in models.items()
-    }
+        translators[method] = partial(_translate, Seq2SeqForConditionalGeneration(ours).eval())
     try:
-        models["CTranslate2"], runs["CTranslate2"] = nn.Module(), _in_ctranslate2(models[BASELINE])
+        translators["CTranslate2"] = _in_ctranslate2(marian)
     except ImportError:
-        del models["CTranslate2"]
         print("CTranslate2 is not installed, so it is not timed")
-    return models, runs
+    return translators
 
 
 @torch.no_grad()

@@ -36,7 +36,6 @@ import torch
 from attention_kinds import BenchProblem, Case, Packed, make_problem
 from attention_peers import flex
 from attention_ways import DENSE, Way, backend, make_step
-from peak import peak_memory
 from result_files import write_results
 from torch import Tensor
 
@@ -109,7 +108,7 @@ def make_call(name: str, batch: int, heads: int, length: int, dim: int, dtype: s
 
     The terms' numbers are small, so that queries attend to many keys.
     """
-    problem = make_problem(Case(name, length, batch, heads, dim, dtype, "training"), torch.device(DEVICE))
+    problem = make_problem(Case(name, length, batch, heads, dim, dtype, "training"), DEVICE)
     content = {part: getattr(problem, part).detach() for part in ("query", "key", "value")}
     laid_out = {part: rows.transpose(1, 2).contiguous().transpose(1, 2) for part, rows in content.items()}
     parameters = {key: (0.3 * tensor.detach()).requires_grad_() for key, tensor in problem.parameters.items()}
@@ -281,8 +280,13 @@ def beyond_32_bits() -> Report:
 def memory(name: str, length: int) -> Report:
     """Measure a training step's peak memory beyond its inputs, in MiB, and in the size of its queries."""
     call = make_call(name, 1, HEADS, length, 64)
+    step = make_step(backend("triton"), call)
     torch.cuda.empty_cache()
-    used = peak_memory(make_step(backend("triton"), call), torch.device(DEVICE))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    step()
+    used = torch.cuda.max_memory_allocated() - before
     return {"MiB": round(used / 2**20, 1), "queries": round(used / (call.query.numel() * 2), 2)}
 
 

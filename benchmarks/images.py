@@ -11,7 +11,6 @@ Run: python benchmarks/images.py [--cases 64x4x7x7x32,...] [--rounds 15] [--out 
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 import torch
 from benchmark import Benchmark, main
 from rich.console import Console
-from side_by_side import by_turns, cpu_seconds, ratios_by_round
+from side_by_side import time_by_turns
 from torch.nn.functional import scaled_dot_product_attention
 
 from whereformer import OffsetBias, attention
@@ -88,9 +87,9 @@ class Images(Benchmark):
             torch.testing.assert_close(case.listed(), case.dense(), rtol=1e-4, atol=1e-4)
             for direction in ("forward", "training"):
                 steps = {way: partial(case.step, way, direction == "training") for way in ("dense", "listed", "none")}
-                times = by_turns({way: partial(cpu_seconds, step) for way, step in steps.items()}, self.rounds)
-                ratios = {way: statistics.median(many) for way, many in ratios_by_round(times, "dense").items()}
-                seconds = {way: statistics.median(many) for way, many in times.items()}
+                times = time_by_turns(steps, self.rounds, "dense")
+                seconds = {way: measured.seconds for way, measured in times.items()}
+                ratios = {way: measured.ratio for way, measured in times.items()}
                 rows.append({"case": sizes, "direction": direction, "seconds": seconds, "ratios": ratios})
                 cells = " | ".join(f"{1e3 * seconds[way]:.1f} ms, {ratios[way]:.2f}" for way in steps)
                 print(f"| {sizes} | {direction} | {cells} |", flush=True)

@@ -32,12 +32,12 @@ from parts import keep
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
-from torch.nn import functional
 
 from whereformer.data.corpus import TextSource
 from whereformer.errors import InputError
 from whereformer.lab.sentence_encoders import SentenceEncoder, find_position_table, lengthen, load_encoder
 from whereformer.models import Encoder
+from whereformer.recipes.extend import chunk_means
 
 AS_IS, ALL_POSITIONS, CHUNKS, EACH = "cut off", "cut off at the last position", "mean of chunks", "each chunk"
 STRETCHED, EXTEND = "positions stretched", "extend, untrained"
@@ -72,24 +72,19 @@ class LongEmbed(Benchmark):
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Tokens of a candidate."""
-    tasks: tuple[str, ...] = ("passkey", "needle")
-    """Kinds of hidden sentences."""
     queries: int = 50
     """Questions of a task and length."""
     candidates: int = 100
     """Candidates of a task and length; the questions ask for the first ones."""
-    threads: int = 1
-    """Threads on the CPU."""
     out: Path = Path("runs/longembed")
 
     def measure(self, console: Console) -> dict[str, Any]:
         """Make the missing parts, then print all."""
-        torch.set_num_threads(self.threads)
         if not 1 <= self.queries <= self.candidates <= len(FIRST) * len(LAST):
             raise InputError("queries", f"expected queries <= candidates <= 100, got {self.queries}, {self.candidates}")
         rows: dict[str, dict[str, Any]] = {}
         names = (*ROWS, *(folder.name for folder in self.extended))
-        for length, task, name in product(self.lengths, self.tasks, names):
+        for length, task, name in product(self.lengths, ("passkey", "needle"), names):
             file = self.out / f"{task}-{length}-{name.replace(' ', '-').replace(',', '')}.json"
             settings = {"queries": self.queries, "candidates": self.candidates}
             scores = keep(file, settings, partial(self._score, task, length, name))
@@ -100,22 +95,14 @@ class LongEmbed(Benchmark):
             seconds = sum(scores["cpu_seconds"] for scores in row.values())
             table.add_row(name, *(f"{scores['ndcg@1']:.2f}" for scores in row.values()), f"{seconds:.0f}")
         console.print(table)
-        return {"settings": self.settings("model", "text", "extended", "threads"), "rows": rows}
+        return {"settings": self.settings("model", "text", "extended"), "rows": rows}
 
     def _score(self, task: str, length: int, name: str) -> dict[str, float]:
         """Return the share of questions whose candidate has the nearest vector, and the CPU time of the candidates."""
         texts, questions = self._task(task, length)
-        if name == EACH:  # measured with the means
-            name, part = CHUNKS, slice(1, None)
-        else:
-            part = slice(0, 1) if name == CHUNKS else slice(None)
-        if (task, length, name) not in self._latest:
-            began = time.process_time()
-            vectors = self._vectors(name, texts, length)
-            self._latest.clear()
-            self._latest[task, length, name] = vectors, time.process_time() - began
-        vectors, seconds = self._latest[task, length, name]
-        vectors = vectors[:, part]
+        began = time.process_time()
+        vectors = self._vectors(name, texts, length)
+        seconds = time.process_time() - began
         room = self._teacher.room
         rows = [torch.tensor([self._teacher.ids(question)[:room]]) for question in questions]
         question_vectors = torch.cat([_vectors(self._teacher, row) for row in rows])
@@ -124,17 +111,12 @@ class LongEmbed(Benchmark):
         return {"ndcg@1": float(right), "cpu_seconds": round(seconds, 1)}
 
     def _vectors(self, name: str, texts: Tensor, length: int) -> Tensor:
-        """Return vectors of texts, (texts, vectors of each, hidden_size), in the way of a row.
-
-        For chunks, these are their mean, then each of them.
-        """
+        """Return vectors of texts, (texts, vectors of each, hidden_size), in the way of a row."""
         teacher = self._teacher
         if name == CHUNKS:
-            chunks = texts.split(teacher.room, dim=1)
-            vectors = torch.stack([_vectors(teacher, chunk) for chunk in chunks], 1)
-            weights = torch.tensor([float(chunk.shape[1]) for chunk in chunks])[:, None]
-            mean = functional.normalize((vectors * weights).sum(1, keepdim=True), dim=-1)
-            return torch.cat([mean, vectors], 1)
+            return torch.cat([chunk_means(teacher, few, teacher.room) for few in texts.split(2)])[:, None]
+        if name == EACH:
+            return torch.stack([_vectors(teacher, chunk) for chunk in texts.split(teacher.room, dim=1)], 1)
         encoders = {
             AS_IS: lambda: teacher,
             ALL_POSITIONS: lambda: replace(teacher, limit=teacher.model.config.max_position_embeddings),
@@ -170,11 +152,6 @@ class LongEmbed(Benchmark):
         return torch.tensor(rows), questions[: self.queries]
 
     @cached_property
-    def _latest(self) -> dict[tuple[str, int, str], tuple[Tensor, float]]:
-        """The vectors that were made last, and the seconds that they took."""
-        return {}
-
-    @cached_property
     def _teacher(self) -> SentenceEncoder:
         return load_encoder(str(self.model))
 
@@ -195,14 +172,13 @@ def stretch(encoder: SentenceEncoder, length: int) -> SentenceEncoder:
     table = find_position_table(model)
     if table is None:
         raise InputError("model", f"expected one with position embeddings, got {config.position!r}")
-    rows = table.weight.detach()
+    rows, last = table.weight.detach(), len(table.weight) - 1
+    points = (torch.arange(length) * (len(rows) / length)).clamp(max=last)
+    low = points.long()
+    stretched = torch.lerp(rows[low], rows[(low + 1).clamp(max=last)], (points % 1)[:, None])
     config.max_position_embeddings = length
     longer = Encoder(config).eval()
     name = next(name for name, weight in model.named_parameters() if weight is table.weight)
-    points = (torch.arange(length) * (len(rows) / length)).clamp(max=len(rows) - 1)
-    rest = (points % 1)[:, None]
-    low = points.long()
-    stretched = rows[low] * (1 - rest) + rows[(low + 1).clamp(max=len(rows) - 1)] * rest
     longer.load_state_dict({**model.state_dict(), name: stretched})
     return replace(encoder, model=longer, limit=length)
 

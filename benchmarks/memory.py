@@ -41,7 +41,7 @@ WARM = 100
 def training_step(way: str, dtype: str, length: int, heads: int) -> Callable[[], object]:
     """Return a training step of attention."""
     case = Case(WAYS[way][1], length, 1, heads, 64, dtype, "training")
-    return make_step(WAYS[way][0], make_problem(case, torch.device("cpu")))
+    return make_step(WAYS[way][0], make_problem(case))
 
 
 def peak(way: str, dtype: str, length: int) -> float:

@@ -1,18 +1,17 @@
 """Time whole models on the CPU: the effect of ``whereformer.attach(model, "none")``, and our encoders next to others.
 
 Run: python benchmarks/models.py [--models bert,t5,modernbert,deberta] [--lengths 128,512,2048] [--out FILE]
-     python benchmarks/models.py --models chronos --layers 6 --dtypes bfloat16 --lengths 512,1024,2048 --rounds 3
      python benchmarks/models.py --models funnel,funnel+decoder --layers 6 --tokens 1024 --lengths 128,512 --rounds 3
 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library. Our encoders are timed against transformers'
 BERT of the same sizes, and our funnel against transformers' Funnel with the same weights. Outputs that have to be the
-same are compared first. All have few layers of base width (768, with 12 heads) and no dropout; "chronos", the T5
-encoder of a small Chronos, is 512 wide with 8 heads. A training step is a forward and a backward pass without an
-optimizer. In each round every model runs once, in random order; a ratio is a model's CPU time divided by the time of
-transformers' model in the same round, with one thread. The median, lowest and highest are given. Memory is the peak of
-a step's allocations, besides parameters and their gradients. FLOPs are by ``whereformer.analysis.count_flops``,
-relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this library has no compiled kernel.
+same are compared first. All have few layers of base width (768, with 12 heads) and no dropout. A training step is a
+forward and a backward pass without an optimizer. In each round every model runs once, in random order; a ratio is a
+model's CPU time divided by the time of transformers' model in the same round, with one thread. Results have the median,
+the lowest and the highest ratio. Memory is the peak of a step's allocations, besides parameters and their gradients.
+FLOPs are by ``whereformer.analysis.count_flops``, relative to our first model. With WHEREFORMER_NATIVE=0 in the
+environment, this library has no compiled kernel.
 """
 
 from __future__ import annotations
@@ -41,21 +40,16 @@ from whereformer.lab.recipe import Counts, Names, Range
 
 MAX_LENGTH = 2048
 VOCABULARY = 1000
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 def _bert(layers: int) -> nn.Module:
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "max_position_embeddings": MAX_LENGTH}
-    return transformers.BertModel(transformers.BertConfig(**sizes, **dropouts), add_pooling_layer=False)
+    return transformers.BertModel(transformers.BertConfig(**sizes, **NO_DROPOUT), add_pooling_layer=False)
 
 
 def _t5(layers: int) -> nn.Module:
     sizes = {"vocab_size": VOCABULARY, "d_model": 768, "d_ff": 3072, "num_heads": 12, "num_layers": layers}
-    return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
-
-
-def _chronos(layers: int) -> nn.Module:
-    sizes = {"vocab_size": 4096, "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": layers}
     return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
 
 
@@ -66,12 +60,11 @@ def _modernbert(layers: int) -> nn.Module:
 
 
 def _deberta(layers: int) -> nn.Module:
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     # As in DeBERTa-v3-base
     positions = {"relative_attention": True, "position_buckets": 256, "norm_rel_ebd": "layer_norm"}
     positions |= {"share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False}
     sizes = {"vocab_size": VOCABULARY, "num_hidden_layers": layers, "type_vocab_size": 0}
-    return transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes, **positions, **dropouts))
+    return transformers.DebertaV2Model(transformers.DebertaV2Config(**sizes, **positions, **NO_DROPOUT))
 
 
 def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
@@ -82,9 +75,8 @@ def _pair(make: Callable[[int], Any], layers: int) -> dict[str, nn.Module]:
 
 
 def _ours(position: str, blocks: str) -> nn.Module:
-    dropouts = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     options = {"vocab_size": VOCABULARY, "blocks": blocks, "max_position_embeddings": MAX_LENGTH}
-    return Encoder(EncoderConfig(position=position, **options, **dropouts))
+    return Encoder(EncoderConfig(position=position, **options, **NO_DROPOUT))
 
 
 def _encoders(layers: int) -> dict[str, nn.Module]:
@@ -124,7 +116,6 @@ def _funnels(decoder: bool, layers: int) -> dict[str, nn.Module]:
 MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
-    "chronos": partial(_pair, _chronos),
     "modernbert": partial(_pair, _modernbert),
     "deberta": partial(_pair, _deberta),
     "encoders": _encoders,
@@ -138,8 +129,8 @@ class Models(Benchmark):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[Names, Among(MODELS)] = ("bert", "t5", "modernbert", "encoders")
-    """Some of bert, t5, chronos, modernbert, deberta (each before and after attach), encoders (ours next to BERT),
-    funnel and funnel+decoder (ours next to Funnel)."""
+    """Some of bert, t5, modernbert, deberta (each before and after attach), encoders (ours next to BERT), funnel and
+    funnel+decoder (ours next to Funnel)."""
     lengths: Annotated[Counts, Range(1, MAX_LENGTH)] = (128, 512, 2048)
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[Names, Among(("float32", "bfloat16"))] = ("float32", "bfloat16")
@@ -167,7 +158,7 @@ class Models(Benchmark):
                     for direction, run in (("forward", torch.no_grad()), ("training", _train)):
                         steps = {key: run(call) for key, call in calls.items()}
                         case = {"models": name, "n": length, "batch": len(ids), "layers": self.layers, "dtype": dtype}
-                        for key, times in time_by_turns(steps, models, self.rounds, "transformers").items():
+                        for key, times in time_by_turns(steps, self.rounds, "transformers", models).items():
                             mib = _peak(steps[key], models[key]) // 2**20
                             rows.append({**case, "direction": direction, "model": key, **asdict(times), "mib": mib})
                             rows[-1] |= {"flops_ratio": flops[key]} if key in flops else {}
@@ -200,7 +191,7 @@ def _count_flops(models: Mapping[str, nn.Module], ids: Tensor) -> dict[str, floa
 def _peak(step: Callable[[], object], model: nn.Module) -> int:
     """Return a step's peak memory in bytes."""
     step()  # leaves gradients, so that the measured step only adds to them
-    peak = peak_of_first_call(step, torch.device("cpu"))
+    peak = peak_of_first_call(step)
     model.zero_grad()
     return peak
 

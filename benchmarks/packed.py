@@ -111,10 +111,7 @@ class PackedTexts(Benchmark):
                 for step in ("inference", "training"):
                     work = {way: partial(cpu_seconds, passes(model, inputs, step)) for way, inputs in ways.items()}
                     speed = {way: sum(lengths) / min(times) for way, times in by_turns(work, self.rounds).items()}
-                    memory = {
-                        way: peak_memory(passes(model, [batch], step), torch.device("cpu")) / 2**20
-                        for way, batch in largest.items()
-                    }
+                    memory = {way: peak_memory(passes(model, [batch], step)) / 2**20 for way, batch in largest.items()}
                     cells = [f"{speed[way]:,.0f}, {memory[way]:.0f} MiB" for way in WAYS]
                     shape = f"{lengths[len(lengths) // 2]}, {lengths[-1]}"
                     print(f"| {name} | {shape} | {position} | {step} | " + " | ".join(cells) + " |", flush=True)

@@ -10,18 +10,12 @@ import torch
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
 
 
-def peak_memory(work: Callable[[], object], device: torch.device) -> int:
-    """Return the bytes that ``work`` allocates at its peak, on top of what was allocated before.
+def peak_memory(work: Callable[[], object]) -> int:
+    """Return the bytes that ``work`` allocates at its peak on the CPU, on top of what was allocated before.
 
-    On a CUDA device, torch's allocator counts them. Elsewhere they come from torch's log of every allocation in this
-    thread. It includes temporary memory inside an operation, but not what libraries allocate without torch.
+    They come from torch's log of every allocation in this thread. It includes temporary memory inside an operation, but
+    not what libraries allocate without torch.
     """
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        work()
-        return torch.cuda.max_memory_allocated(device) - before
     live = peak = 0
     for change in _allocations(work):
         live += change
@@ -29,10 +23,10 @@ def peak_memory(work: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
-def peak_of_first_call(step: Callable[[], object], device: torch.device) -> int:
+def peak_of_first_call(step: Callable[[], object]) -> int:
     """Return a call's peak memory in bytes. It runs in a new thread, so that memory kept for later calls counts too."""
     with ThreadPoolExecutor(1) as fresh:
-        return fresh.submit(peak_memory, step, device).result()
+        return fresh.submit(peak_memory, step).result()
 
 
 def _allocations(work: Callable[[], object]) -> list[int]:

@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from attention_kinds import Case, make_problem
 from attention_ways import FLOOR, backend, make_step
 from benchmark import Benchmark, main
@@ -61,7 +60,7 @@ class PerCall(Benchmark):
         for direction in ("forward", "training"):
             calls = {}
             for name, (way, kind) in WAYS.items():
-                problem = make_problem(Case(kind, self.tokens, 1, 12, 64, "float32", direction), torch.device("cpu"))
+                problem = make_problem(Case(kind, self.tokens, 1, 12, 64, "float32", direction))
                 calls[name] = partial(microseconds, make_step(way, problem))
             for name, times in summarize(by_turns(calls, self.rounds), "torch").items():
                 results.setdefault(name, {})[direction] = {"us": times.seconds, "ratio": times.ratio}

@@ -36,20 +36,21 @@ class Times:
 
 
 def time_by_turns(
-    steps: Mapping[str, Callable[[], object]], models: Mapping[str, nn.Module], rounds: int, baseline: str
+    steps: Mapping[str, Callable[[], object]], rounds: int, baseline: str, models: Mapping[str, nn.Module] | None = None
 ) -> dict[str, Times]:
     """Run every step once per round, in random order, after one round that isn't counted.
 
     Args:
         steps: the steps to time, by name.
-        models: the models with the same names; their gradients are dropped after each step.
         rounds: number of rounds that count.
         baseline: the name that ratios are relative to.
+        models: models with the same names, if steps train: their gradients are dropped after each step.
     """
 
     def measure(name: str) -> float:
         seconds = cpu_seconds(steps[name])
-        models[name].zero_grad()
+        if models is not None:
+            models[name].zero_grad()
         return seconds
 
     return summarize(by_turns({name: partial(measure, name) for name in steps}, rounds), baseline)

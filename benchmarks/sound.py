@@ -2,7 +2,7 @@
 
 Models of transformers with random weights and few narrow layers get frames of silence and noise: Wav2Vec2-BERT (Shaw's
 vectors of clipped offsets), Wav2Vec2-Conformer and Parakeet (Transformer-XL's vectors). The models compute 12.5
-(Parakeet) to 50 frames per second of audio; here it is ``--rate`` for all. Each measurement has a separate process
+(Parakeet) to 50 frames per second of audio; here it is 12.5 for all. Each measurement has a separate process
 with at most ``--limit`` GiB of memory: the memory that it adds at its peak, and its CPU time with one thread, in a
 forward pass and in a training step without an optimizer. "eager" and "sdpa" are transformers' own attentions. Outputs
 are compared first, over 200 frames.
@@ -30,14 +30,15 @@ import whereformer
 from whereformer.lab.recipe import Names, Numbers
 
 WAYS = "eager", "sdpa", "attached"
-
-
 MODELS = "wav2vec2-bert", "wav2vec2-conformer", "parakeet"
+RATE = 12.5
+"""Frames per second."""
+LAYERS = 1
 
 
-def build(name: str, layers: int, width: int) -> nn.Module:
+def build(name: str, width: int) -> nn.Module:
     """Return a model with heads of width 64 and without dropout."""
-    sizes = {"hidden_size": width, "num_hidden_layers": layers, "num_attention_heads": width // 64}
+    sizes = {"hidden_size": width, "num_hidden_layers": LAYERS, "num_attention_heads": width // 64}
     dropouts = dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "layerdrop"), 0.0)
     options: dict[str, Any] = {**sizes, **dropouts, "intermediate_size": 2 * width}
     torch.manual_seed(0)
@@ -54,8 +55,8 @@ def build(name: str, layers: int, width: int) -> nn.Module:
 class Run:
     """A model in one of the ways, with its inputs."""
 
-    def __init__(self, name: str, way: str, layers: int, width: int) -> None:
-        model = build(name, layers, width)
+    def __init__(self, name: str, way: str, width: int) -> None:
+        model = build(name, width)
         # The encoders of Wav2Vec2 are parts of a model, and attach needs a model.
         self.model = model if isinstance(model, transformers.PreTrainedModel) else _Model(model)
         self.name, self.width = name, width
@@ -91,9 +92,9 @@ class _Model(transformers.PreTrainedModel):
         return self.encoder(input_features, **options)
 
 
-def measure(name: str, way: str, direction: str, n: int, layers: int, width: int, limit: float) -> dict[str, Any]:
+def measure(name: str, way: str, direction: str, n: int, width: int, limit: float) -> dict[str, Any]:
     """Return the seconds of one pass and the MiB that it adds to the process at its peak; None if memory ran out."""
-    run = Run(name, way, layers, width)
+    run = Run(name, way, width)
     step = (lambda n: run(n).square().mean().backward()) if direction == "training" else torch.no_grad()(run)
     step(64)  # loads everything that is loaded once
     # The limit is of address space, and libraries have taken much of it already.
@@ -109,10 +110,10 @@ def measure(name: str, way: str, direction: str, n: int, layers: int, width: int
     return {"seconds": time.process_time() - start, "mib": mib}
 
 
-def check(name: str, layers: int, width: int) -> float:
+def check(name: str, width: int) -> float:
     """Return the largest difference of outputs, relative to the largest output."""
     with torch.no_grad():
-        expected, actual = (Run(name, way, layers, width)(200) for way in ("eager", "attached"))
+        expected, actual = (Run(name, way, width)(200) for way in ("eager", "attached"))
     return float((actual - expected).abs().max() / expected.abs().max())
 
 
@@ -126,10 +127,6 @@ class Sound(Benchmark):
     """Attentions: transformers' eager and sdpa, and attached."""
     minutes: Numbers = (10, 20, 40)
     """Lengths of recordings."""
-    rate: float = 12.5
-    """Frames per second."""
-    layers: int = 1
-    """Layers."""
     width: int = 128
     """Width; heads have 64."""
     limit: float = 6.0
@@ -139,22 +136,20 @@ class Sound(Benchmark):
     def measure(self, console: Console) -> dict[str, Any]:
         rows = []
         for name in self.models:
-            if not in_a_process(check, name, self.layers, self.width) <= 1e-4:
+            if not in_a_process(check, name, self.width) <= 1e-4:
                 raise SystemExit(f"attach changed the output of {name}")
             for minutes in self.minutes:
-                n = round(60 * minutes * self.rate)
+                n = round(60 * minutes * RATE)
                 for direction in ("forward", "training"):
                     for way in self.ways:
-                        cost = in_a_process(measure, name, way, direction, n, self.layers, self.width, self.limit)
+                        cost = in_a_process(measure, name, way, direction, n, self.width, self.limit)
                         rows.append({"model": name, "minutes": minutes, "n": n, "direction": direction, "way": way})
                         rows[-1] |= cost
-                        text = (
-                            f"{cost['seconds']:8.1f} s {cost['mib']:8.0f} MiB"
-                            if cost["mib"] is not None
-                            else "out of memory"
-                        )
+                        text = "out of memory"
+                        if cost["mib"] is not None:
+                            text = f"{cost['seconds']:8.1f} s {cost['mib']:8.0f} MiB"
                         print(f"{name:19}{minutes:4g} min n={n:<6} {direction:9}{way:9} {text}", flush=True)
-        return {"layers": self.layers, "width": self.width, "rate": self.rate, "limit_gib": self.limit, "rows": rows}
+        return {"layers": LAYERS, "width": self.width, "rate": RATE, "limit_gib": self.limit, "rows": rows}
 
 
 if __name__ == "__main__":

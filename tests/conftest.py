@@ -15,6 +15,10 @@ collect_ignore = ["kernels/card"]
 # Tests run side by side, on tensors too small to gain from threads.
 torch.set_num_threads(1)
 
+if not torch.cuda.is_available():
+    # The same numbers; torch would also format the stack and keep it, for each kind of device that is missing.
+    torch.manual_seed = torch.default_generator.manual_seed
+
 if os.environ.get("WHEREFORMER_TEST_WITHOUT_ONEDNN") == "1":
     torch.backends.mkldnn.set_flags(False)
 
@@ -37,11 +41,7 @@ else:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    if torch.cuda.is_available():
-        torch.manual_seed(0)
-    else:
-        # The same numbers; torch would also format the stack and keep it, for each kind of device that is missing.
-        torch.default_generator.manual_seed(0)
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session", autouse=True)

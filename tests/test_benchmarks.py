@@ -192,7 +192,7 @@ def funnel_pays(run, tmp_path):
     assert [model["seed"] for model in again["plain+tisa"]] == [0, 1]
     assert again["plain+tisa"][0] == first["plain+tisa"][0]
     with pytest.raises(SystemExit, match="2"):
-        pays("--mask-rate=0.2")
+        pays("--evaluations=2")
 
 
 def gpu_check(run, tmp_path):
@@ -433,14 +433,14 @@ def test_every_way_computes_every_kind_of_case(timing):
         for way in ways:
             if way.does(kind):
                 for direction in ("forward", "training"):
-                    assert timing.check(way, kind, 16, "float32", direction, torch.device("cpu")) < 1e-4
+                    assert timing.check(way, kind, 16, "float32", direction) < 1e-4
 
 
 def measured(timing, prepare, direction="training"):
     """The row of a way to compute a bias."""
     case = timing.Case("bias", 8, 2, 2, 4, "float32", direction)
     way = timing.Way("tried", prepare)
-    rows = timing.measure(case, [way, timing.backend("auto")], torch.device("cpu"), 2)
+    rows = timing.measure(case, [way, timing.backend("auto")], 2)
     return next(row for row in rows if row["way"] == "tried")
 
 

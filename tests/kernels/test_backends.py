@@ -102,9 +102,19 @@ ALONE = {
 }
 
 
+ONE_OF_A_KIND = ("bias", "keys_with_factors", "queries", "decay", "values", "factors", "dense_of_all_rows")
+"""A term of each class."""
+
+
 @on_cpu
-@pytest.mark.parametrize("case", ALONE)
-@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize(
+    ("term", "case"),
+    [
+        pytest.param(term, case, marks=() if case == "all keys" or term in ONE_OF_A_KIND else pytest.mark.slow)
+        for term in TERMS
+        for case in ALONE
+    ],
+)
 def test_a_single_tensor_needs_a_gradient(fast, term, case):
     """Any one of a call's tensors, also where a block of queries or the whole call reaches no key."""
     inputs, terms = content(33, 40), terms_of([term], 33, 40)

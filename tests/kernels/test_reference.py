@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.every import EVERY
 from tests.kernels import fuzz
 from tests.kernels.fuzz import Built, Case, TermCase
 from tests.kernels.oracle import Oracle, Precision
@@ -119,7 +120,7 @@ def test_without_content_the_number_of_queries_follows_from_positions():
 @pytest.mark.parametrize("kinds", KINDS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option(option, kinds):
-    for seed in range(2):
+    for seed in range(2 if EVERY else 1):
         check(*KINDS[kinds], **OPTIONS[option], seed=seed)
 
 

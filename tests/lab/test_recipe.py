@@ -288,6 +288,7 @@ def test_text_lists_and_whole_numbers_stand_for_an_option():
 
 def test_a_quick_look_has_other_defaults(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("whereformer.lab.run.default_jobs", lambda device, has_small_models: 1)
     main(["run", TOY, "--quick"])
     assert list(values("runs/quick")) == ['["draw", 0]']
     main(["run", TOY, "--quick", "--seeds", "2", "--out", "out"])

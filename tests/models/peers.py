@@ -8,6 +8,11 @@ import transformers
 from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import nn
 
+from whereformer import attach
+
+attach_unverified = partial(attach, verify=False)
+"""``attach`` without the comparison that takes most of its time; test_attach_verify makes it for all models here."""
+
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES = {"vocab_size": 50, **LAYERS, "max_position_embeddings": 40}
 """Sizes of an encoder, by their names in transformers' BERT and its kin."""

@@ -4,11 +4,10 @@ import pytest
 import torch
 import transformers
 
-from whereformer import attach
 from whereformer.models.inputs import CACHE
 from whereformer.positions.rope import Rope
 
-from .peers import enlarge
+from .peers import attach_unverified, enlarge
 
 ROTATING = ["rope", "rope+tisa", "shaw+rope", "rope/none", "logn+rope"]
 """Methods whose keys are cached after their rotation; not with "fox", which reads all keys."""
@@ -29,7 +28,7 @@ def make(position, kind="Llama", **options):
         **({"sliding_window": 4} if kind == "Mistral" else {}),
     )
     model = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
-    return enlarge(attach(model, position, keep_absolute=False, **options), 0.2)
+    return enlarge(attach_unverified(model, position, keep_absolute=False, **options), 0.2)
 
 
 IDS = torch.randint(5, 50, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -115,7 +114,7 @@ def test_gpt2_generates_from_its_cache_what_it_computes_at_once(position):
     torch.manual_seed(0)
     sizes = {"vocab_size": 60, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).double().eval()
-    attach(model, position, keep_absolute=position == "none")
+    attach_unverified(model, position, keep_absolute=position == "none")
     for parameter in model.parameters():
         parameter.add_(0.2 * torch.randn_like(parameter))
     cache = transformers.DynamicCache(config=model.config)

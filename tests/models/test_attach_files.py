@@ -12,14 +12,14 @@ from torch import nn
 from whereformer import attach, detach, load_attached
 from whereformer.errors import InputError
 
-from .peers import MODELS, NAMED, SIZES, close, make, states
+from .peers import MODELS, NAMED, SIZES, attach_unverified, close, make, states
 
 
 @pytest.mark.parametrize("keep", [True, False])
 @pytest.mark.parametrize("name", NAMED)
 def test_saves_and_loads(name, keep, tmp_path):
     position = "tisa" if keep and name == "modernbert" else "tisa+rope"
-    model = attach(make(name), position, keep_absolute=keep, num_kernels=3)
+    model = attach_unverified(make(name), position, keep_absolute=keep, num_kernels=3)
     model.save_pretrained(tmp_path)
     loaded = load_attached(tmp_path, transformers.AutoModel)
     assert type(loaded) is type(model)
@@ -30,7 +30,7 @@ def test_saves_and_loads(name, keep, tmp_path):
 
 
 def test_pickles_are_not_opened(tmp_path, monkeypatch):
-    model = attach(make("bert"), "tisa")
+    model = attach_unverified(make("bert"), "tisa")
     model.save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
@@ -41,7 +41,7 @@ def test_pickles_are_not_opened(tmp_path, monkeypatch):
 
 
 def test_a_method_that_is_too_large_to_count_is_refused(tmp_path):
-    attach(make("bert"), "synthesizer", content="add").save_pretrained(tmp_path)
+    attach_unverified(make("bert"), "synthesizer", content="add").save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     config = json.loads(path.read_text())
     config["whereformer"]["options"]["max_length"] = 2**30
@@ -52,7 +52,7 @@ def test_a_method_that_is_too_large_to_count_is_refused(tmp_path):
 
 def test_heads_change_and_files_are_split(tmp_path, caplog):
     torch.manual_seed(0)
-    model = attach(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval(), "tisa")
+    model = attach_unverified(transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval(), "tisa")
     model.save_pretrained(tmp_path, max_shard_size="5KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     for model_class in (transformers.AutoModelForTokenClassification, transformers.BertModel):
@@ -69,7 +69,7 @@ def test_heads_change_and_files_are_split(tmp_path, caplog):
 
 @pytest.mark.parametrize("name", ["whereformer.amplitude", "encoder.layer.0.attention.self.query.weight"])
 def test_weights_in_other_numbers_are_refused(name, tmp_path):
-    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    attach_unverified(make("bert"), "tisa").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     weights = load_file(file)
     weights[name] = weights[name].to(torch.int64)
@@ -92,7 +92,7 @@ def test_loading_what_was_not_attached(tmp_path):
     for kind in (transformers.RobertaModel, transformers.GPT2Model, nn.Linear):
         with pytest.raises(InputError, match=rf"^model_class: expected a class .* for 'bert', got {kind.__name__}$"):
             load_attached(tmp_path / "lost", kind)
-    attach(model, "tisa", share_layers=True)
+    attach_unverified(model, "tisa", share_layers=True)
     model.config.whereformer["options"] = {}
     model.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"^path_or_id: expected 90 values for 'tisa', got 30$"):
@@ -128,7 +128,7 @@ def test_a_configuration_of_other_hands_is_refused(fields, message, tmp_path):
 def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
     """max_window_layers of Qwen is 28, whatever the number of layers."""
     config = getattr(transformers, f"{name}Config")(**SIZES | {"num_hidden_layers": 2}, num_key_value_heads=1)
-    model = attach(getattr(transformers, f"{name}Model")(config).eval(), "tisa")
+    model = attach_unverified(getattr(transformers, f"{name}Model")(config).eval(), "tisa")
     model.save_pretrained(tmp_path)
     loaded = load_attached(tmp_path, type(model)).eval()
     ids = torch.randint(3, 50, (2, 9))
@@ -151,7 +151,7 @@ def test_a_number_that_ends_in_layers_may_be_of_other_layers(name, tmp_path):
 
 
 def test_layers_that_are_not_in_the_checkpoint_are_refused(tmp_path):
-    attach(make("bert"), "tisa").save_pretrained(tmp_path)
+    attach_unverified(make("bert"), "tisa").save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     save_file({name: x for name, x in load_file(file).items() if ".query." not in name}, file, {"format": "pt"})
     with pytest.raises(InputError, match=r"^path_or_id: the checkpoint has no 'encoder.layer.0.*, so it was not"):
@@ -174,7 +174,7 @@ def test_heads_that_take_inputs_of_another_form(name, tmp_path):
     for tensor in ids.values():
         tensor[..., -1] = model.config.eos_token_id if base != "bert" else 3
     before = model(**ids).logits
-    after = attach(model, position)(**ids).logits
+    after = attach_unverified(model, position)(**ids).logits
     assert torch.allclose(after, before, rtol=1e-4, atol=1e-4) == (position == "none")
     model.save_pretrained(tmp_path)
     close(load_attached(tmp_path, kind).eval()(**ids).logits, after)

@@ -14,6 +14,7 @@ from whereformer.positions.tisa import Tisa
 
 from .checkpointing import checkpoint_activations
 from .patched import INKLING, KINDS, PATCHED
+from .peers import attach_unverified
 
 pytestmark = pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask and attn_mask:UserWarning")
 
@@ -95,7 +96,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
         model = kind.make()
         # Parakeet makes a matrix of its padding, once for all layers.
         inputs = kind.inputs(model, 96 * factor, padded=kind.masked and kind.name != "ParakeetEncoder")
-        attach(model, "none")
+        attach_unverified(model, "none")
         with Largest() as largest:
             run(model, inputs)
         entries.append(largest.entries)
@@ -106,7 +107,7 @@ def test_no_tensor_has_a_number_for_every_pair(name):
 @pytest.mark.parametrize("name", SOME)
 def test_layers_can_run_again_for_their_gradients(name, reentrant):
     kind = PATCHED[name]
-    model = attach(kind.make(), "none")
+    model = attach_unverified(kind.make(), "none")
     if (reentrant and not kind.reentrant) or not model.supports_gradient_checkpointing:
         pytest.skip("transformers cannot checkpoint it so")
     inputs = kind.inputs(model, 13, padded=kind.masked)
@@ -125,7 +126,7 @@ def test_a_method_is_added_to_the_models_own_positions(name):
     model = kind.make()
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)[0]
-    attach(model, "tisa")
+    attach_unverified(model, "tisa")
     parts = [module for module in model.modules() if isinstance(module, Tisa)]
     with torch.no_grad():
         for part in parts:
@@ -144,7 +145,7 @@ def test_a_method_is_added_to_the_models_own_positions(name):
 @pytest.mark.parametrize("name", SOME)
 def test_copies_are_whole_and_apart(name, duplicate):
     kind = PATCHED[name]
-    model = attach(kind.make(), "none")
+    model = attach_unverified(kind.make(), "none")
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = run(model, inputs)[0]
     try:
@@ -168,7 +169,7 @@ def test_weights_are_real(name):
     which = "encoder_attentions" if model.config.is_encoder_decoder else "attentions"
     expected = model(**inputs, output_attentions=True)[which]
     # The proof has padding, with which the eager attention of some does something else than the other ones.
-    actual = attach(model, "none", verify=False)(**inputs, output_attentions=True)[which]
+    actual = attach_unverified(model, "none")(**inputs, output_attentions=True)[which]
     assert len(actual) == len(expected)
     real = slice(None) if "attention_mask" not in inputs else slice(0, 1)
     for ours, theirs in zip(actual, expected, strict=True):
@@ -196,7 +197,7 @@ def test_scores_that_no_term_can_say_are_refused():
 
 @pytest.mark.parametrize("name", ["Deberta", "DebertaV2"])
 def test_distances_of_another_kind_are_refused(name):
-    model = attach(PATCHED[name].make(), "none")
+    model = attach_unverified(PATCHED[name].make(), "none")
     hidden, mask = torch.randn(1, 4, 16).double(), torch.ones(1, 4)
     for argument, value in (("relative_pos", torch.zeros(1, 4, 4)), ("query_states", hidden)):
         with pytest.raises(
@@ -215,7 +216,7 @@ def test_masks_of_pairs_stay_what_they_are(name):
     inputs = {"input_ids": ids, "attention_mask": (texts[:, None] == texts).unsqueeze(0).long()}
     hidden = model.embeddings(ids)
     expected = model.encoder(hidden, inputs["attention_mask"]).last_hidden_state
-    attach(model, "none")
+    attach_unverified(model, "none")
     assert_same([model.encoder(hidden, inputs["attention_mask"]).last_hidden_state], [expected])
 
 
@@ -226,7 +227,7 @@ def test_inkling_generates_with_a_cache():
     ids = torch.randint(3, 50, (2, 7))
     options = {"max_new_tokens": 9, "do_sample": False, "pad_token_id": 0}
     expected = model.generate(ids, **options)
-    assert torch.equal(attach(model, "none").generate(ids, **options), expected)
+    assert torch.equal(attach_unverified(model, "none").generate(ids, **options), expected)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -234,7 +235,7 @@ def test_half_precision(name):
     kind = PATCHED[name]
     model = kind.make()
     inputs = kind.inputs(model, 13, padded=kind.masked)
-    attach(model, "none").to(torch.bfloat16)
+    attach_unverified(model, "none").to(torch.bfloat16)
     halves = {key: x.to(torch.bfloat16) if x.is_floating_point() else x for key, x in inputs.items()}
     hidden, gradients = run(model, halves)
     assert hidden.isfinite().all()
@@ -246,7 +247,7 @@ def test_half_precision(name):
 def test_it_compiles(name):
     torch.compiler.reset()
     kind = PATCHED[name]
-    model = attach(kind.make(), "none")
+    model = attach_unverified(kind.make(), "none")
     inputs = kind.inputs(model, 13, padded=kind.masked)
     expected = model(**inputs).last_hidden_state
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
@@ -274,5 +275,5 @@ def test_debertas_scores_do_not_overflow_in_float16():
     expected = model(**inputs).last_hidden_state[real]
     model.half()
     assert model(**inputs).last_hidden_state[real].isnan().any()
-    states = attach(model, "none", verify=False)(**inputs).last_hidden_state[real]
+    states = attach_unverified(model, "none")(**inputs).last_hidden_state[real]
     assert (states.float() - expected).abs().max() < 0.01 * expected.abs().max()

@@ -15,7 +15,7 @@ from whereformer.models.attachment import attention_function, masks
 from whereformer.models.inputs import CACHE
 
 from .peers import MODELS as PEERS
-from .peers import SIZES, batch, build, close, close_steps, make, states, switch, train_step
+from .peers import SIZES, attach_unverified, batch, build, close, close_steps, make, states, switch, train_step
 
 GROUPED = {
     **SIZES,
@@ -84,7 +84,7 @@ def test_a_model_stays_what_it_is(name, calls):
 @pytest.mark.parametrize("position", ["tisa", "rope", "shaw"])
 @pytest.mark.parametrize("name", ["mistral", "modernbert", "gpt_oss"])
 def test_a_window_is_the_mask_that_it_was(name, position, monkeypatch):
-    model = attach(make(MODELS[name]()), position, keep_absolute=position != "rope")
+    model = attach_unverified(make(MODELS[name]()), position, keep_absolute=position != "rope")
     for inputs in (batch(model), left_padded(model)):
         actual = train_step(model, inputs)
         with monkeypatch.context() as patch:
@@ -130,7 +130,7 @@ def test_sinks_of_queries(calls):
 @pytest.mark.slow
 def test_compiled_models_have_a_matrix():
     torch.compiler.reset()
-    model = attach(make(MODELS["mistral"]()), "tisa")
+    model = attach_unverified(make(MODELS["mistral"]()), "tisa")
     compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="eager")
     inputs = batch(model, padded=False)
     close(states(compiled, inputs), states(model, inputs))

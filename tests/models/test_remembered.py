@@ -201,7 +201,11 @@ def test_copies_and_replaced_parameters_have_tables_of_their_own(name, projectio
     assert torch.equal(output_of(model), before)
 
 
-@pytest.mark.parametrize("name", METHODS)
+# A method that computes tables of vectors for each layer, and one that computes the curves of all layers at once.
+QUICK = ("transformer_xl", "tisa")
+
+
+@pytest.mark.parametrize("name", [pytest.param(m, marks=() if m in QUICK else pytest.mark.slow) for m in METHODS])
 def test_programs_hold_no_tables(name, projections):
     model = encoder(name).eval()
     before = output_of(model)

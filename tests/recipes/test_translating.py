@@ -18,8 +18,8 @@ from whereformer.cli.main import main
 from whereformer.lab import translation as translating
 from whereformer.lab.loading import quiet_transformers
 
-LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=300", "--every=300"]
-LEARNED += ["--batch-tokens=1024", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]
+LEARNED = ["--hidden-size=32", "--intermediate-size=64", "--num-heads=4", "--steps=350", "--every=350"]
+LEARNED += ["--batch-tokens=384", "--learning-rate=0.01", "--warmup=60", "--dropout=0", "--average=1"]
 LEARNED += ["--position=shaw", "--schedule=linear"]
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from textwrap import fill
 from types import NoneType
@@ -140,6 +140,7 @@ def _replace_names(text: str, flags: Mapping[str, str]) -> str:
     return re.sub("``?([a-z_]+)``?", lambda match: flags.get(match[1], match[0]), text)
 
 
+@cache
 def _documentation(kind: type) -> dict[str, str]:
     """Return the docstring below each field of a dataclass, as one line."""
     documentation = {}

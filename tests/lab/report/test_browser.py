@@ -204,7 +204,8 @@ return [...document.querySelectorAll("td, th, figure svg, pre")].map((part) => {
 """
 
 
-@pytest.mark.parametrize("paper", SIZES)
+# Letter is the wider paper: a page that fits on A4 needs no less there.
+@pytest.mark.parametrize("paper", ["A4", pytest.param("Letter", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", REPORTS)
 def test_print_loses_no_column_and_no_digit(browser, files, kind, paper):
     pypdf = pytest.importorskip("pypdf")

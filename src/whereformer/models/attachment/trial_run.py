@@ -67,6 +67,9 @@ def copy_without_hooks(model: Module, memo: dict[int, Any]) -> Module:
 
     ``memo`` is the argument of ``copy.deepcopy``: by the id of an object, the object that replaces it in the copy.
     """
+    fields = [value for module in model.modules() for value in vars(module).values()]
+    # Most fields of most modules are empty, and deepcopy takes as long for each of them as for a number.
+    memo |= {id(value): type(value)() for value in fields if type(value) in (dict, set, OrderedDict) and not value}
     hook_dicts = [vars(module)[name] for module in model.modules() for name in HOOKS]
     memo |= {id(hooks): OrderedDict() for hooks in hook_dicts}
     copied = copy.deepcopy(model, memo)
