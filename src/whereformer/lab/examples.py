@@ -77,6 +77,7 @@ def fill_blank(
     # The first and the last word may be parts of words. Text without spaces stays.
     before, after = (" ".join(words) for words in (before[1:] or before, after[:-1] or after))
     words = [tokenizer.decode([token]).strip() for token in (int(tokens[blank]), *answers)]
+    words = [re.sub("^##(?=.)", "-", word) for word in words]  # WordPiece's sign for a part of a word
     return f"{before} {BLANK} {after}".strip(), words
 
 
