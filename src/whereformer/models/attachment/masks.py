@@ -104,7 +104,7 @@ class MaskSpec:
     __hash__ = object.__hash__
 
     def identity(self) -> tuple[object, ...]:
-        """Return what equal masks have in common, as long as their tensors live."""
+        """Return the values that equal masks share, as long as their tensors live."""
         return self.n_k, self.first, self.causal, self.window, *map(id, (self.token_mask, self.documents, self.matrix))
 
     def key_mask(self, batch: int) -> Tensor | None:
