@@ -192,7 +192,7 @@ def _draw_term(rng: random.Random, n_q: int, n_k: int, content: bool, dtype: str
         first=first,
         shared=rng.random() < 0.5,
         rank=rng.choice([1, 1, 1, 2, 3, 3, 17]),
-        dtype=rng.choice(["", "", "float32"]) if dtype in ("bfloat16", "float16") else "",
+        dtype=rng.choice(["", "", "float32"] if dtype in ("bfloat16", "float16") else ["", "", "bfloat16"]),
     )
     styles = {
         "OffsetBias": ["window", "forbidden window", "half", "constant"],
@@ -236,7 +236,7 @@ def _draw_mirrors(seed: int, kind: str, n_q: int, n_k: int, content: bool, dtype
                 first=rng.choice([0, -length // 2, -length // 2, rng.randint(-longest, longest), -n_q]),
                 shared=rng.random() < 0.5,
                 rank=rng.choice([1, 1, 2, 3, 16, 17]),
-                dtype=rng.choice(["", "", "float32"]) if dtype in ("bfloat16", "float16") else "",
+                dtype=rng.choice(["", "", "float32"] if dtype in ("bfloat16", "float16") else ["", "", "bfloat16"]),
                 factors=what != "DistanceDecay" and (what == "OffsetKeys" or not content or rng.random() < 0.5),
             )
         )

@@ -48,7 +48,8 @@ def scores(task, position, steps, length=8, seed=0):
 def test_it_writes_records_and_report_and_prints_tables(tmp_path, capsys):
     values = run(tmp_path)
     out = capsys.readouterr().out
-    assert max(map(len, out.splitlines())) <= 100 or "wrote" in max(out.splitlines(), key=len)
+    assert all(len(line) <= 100 for line in out.splitlines() if str(tmp_path) not in line)
+    assert f"--tasks previous,passkey --out {tmp_path}-500-steps" in out
     assert list(values) == [(0, task, name) for task in ("previous", "passkey") for name in ("none", "learned", "tisa")]
     assert "covers positions 0 to 8" in values[0, "previous", "learned"]["scores"][1]
     assert out.count("n/a") == 4 + 1  # and what it means

@@ -140,8 +140,7 @@ class Call:
     @property
     def score_dtype(self) -> torch.dtype:
         """The dtype of scores and sums."""
-        dtype = self.value.dtype
-        return dtype if dtype.itemsize >= 4 else torch.float32
+        return self.value.dtype if self.value.dtype.itemsize >= 4 else torch.float32
 
     @property
     def tables(self) -> tuple[Tensor | None, ...]:

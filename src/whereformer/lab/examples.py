@@ -73,10 +73,11 @@ def fill_blank(
     tokens = inputs.where(labels == IGNORED, labels)
     blank = int((labels != IGNORED).nonzero().flatten()[index])
     sides = tokens[max(0, blank - CONTEXT) : blank], tokens[blank + 1 :][: 0 if causal else CONTEXT]
-    before, after = (decode(tokenizer, side).split() for side in sides)
+    left, right = (decode(tokenizer, side).split() for side in sides)
     # The first and the last word may be parts of words. Text without spaces stays.
-    before, after = (" ".join(words) for words in (before[1:] or before, after[:-1] or after))
+    before, after = " ".join(left[1:] or left), " ".join(right[:-1] or right)
     words = [tokenizer.decode([token]).strip() for token in (int(tokens[blank]), *answers)]
+    words = [re.sub("^##(?=.)", "-", word) for word in words]  # WordPiece's sign for a part of a word
     return f"{before} {BLANK} {after}".strip(), words
 
 

@@ -161,9 +161,12 @@ class Deberta(PositionMethod):
         if rows.key_weights is not None:
             terms += (OffsetKeys(self._project(rows, rows.key_weights[layer]), rows.first),)
         if rows.query_weights is not None and rows.query_biases is not None:
-            vectors = self._project(rows, rows.query_weights[layer], rows.query_biases[layer])
             # transform_qkv has divided the query by the root of num_products, but not the key.
-            terms += (OffsetQueries(vectors * self.num_products**-0.5, rows.first),)
+            # After the projection, which may be in half precision, the factor would round once more.
+            scale = self.num_products**-0.5
+            scaled = rows._replace(vectors=rows.vectors * scale)
+            vectors = self._project(scaled, rows.query_weights[layer], rows.query_biases[layer] * scale)
+            terms += (OffsetQueries(vectors, rows.first),)
         return terms
 
     def _project(self, rows: Rows, weight: Tensor, bias: Tensor | None = None) -> Tensor:

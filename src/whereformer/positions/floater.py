@@ -168,7 +168,7 @@ class Floater(PositionMethod):
         vectors = self.get_shared(site)[:, :, site.layer]
         vectors = vectors.unflatten(-1, (self.model.num_heads, self.model.head_dim)).to(query.dtype)
         query_rows, key_rows = (
-            table_rows(positions, len(vectors), "floater", query.device, site.min_position)
+            table_rows(positions, vectors.shape[0], "floater", query.device, site.min_position)
             for positions in (site.query_positions, site.transformed_key_positions)
         )
         # (..., n, heads, head_dim) -> (..., heads, n, head_dim)

@@ -84,10 +84,7 @@ class Site:
         return cls(positions, positions, **queries, **keys, **fields)
 
     def at_layer(self, layer: int) -> Site:
-        """Return the same site in another layer.
-
-        It skips the checks of the constructor, because each layer of each generated token needs a site.
-        """
+        """Return the same site in another layer, without the constructor's checks."""
         site = object.__new__(type(self))
         vars(site).update(vars(self), layer=layer)
         return site

@@ -130,7 +130,7 @@ def build_examples(runs: Results, baseline: str, held_out: HeldOut, tokenizer: A
     words = examples.find_words(tokenizer, held_out.inputs, held_out.labels, limit)
     right = {word: [name for name in runs if answers_of[name][word] == targets[word]] for word in words}
     differing = [word for word in words if 0 < len(right[word]) < len(runs)]
-    chosen, rows = list[int](), []
+    chosen, rows = list[int](), list[list[str]]()
     for word in sorted(differing, key=lambda word: (baseline in right[word], abs(2 * len(right[word]) - len(runs)))):
         is_new = [targets[earlier] for earlier in chosen].count(targets[word]) < MAX_ALIKE
         if len(rows) < examples.MAX_ROWS and is_new and all(abs(word - earlier) > APART for earlier in chosen):

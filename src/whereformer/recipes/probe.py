@@ -370,7 +370,7 @@ class Probe(ManyRuns):
                 rows.append([name, *(result.cell for result in row), f"{count}/{len(counting)}"])
             times = f"{LENGTH_FACTORS[index]} times the training length" if index else "the training length"
             title, notes = f"Accuracy at {length} symbols, {times}", (READING,) if length == self.lengths[-1] else ()
-            heads = ["position", *(Column(task, optional=True) for task in self.tasks), "solved"]
+            heads: list[Column | str] = ["position", *(Column(task, optional=True) for task in self.tasks), "solved"]
             sheets.append(Sheet.of(title, heads, rows, notes=notes, looks={0: "dim"}))
         if len(seeds) == 1:
             about = (
@@ -387,10 +387,15 @@ class Probe(ManyRuns):
             for word, *parts in result.examples:
                 shown[task, word] = [task, word, name, *parts]  # the baseline's only if no other method has one
         symbols = (Column(name, left=True, aligned=True) for name in ("input", "right answers", "its answers"))
-        columns = ["task", "", "method", *symbols]
+        columns: list[Column | str] = ["task", "", "method", *symbols]
         sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=columns)
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
-        return report.Report("What can each position method do?", [*sentences, about], sheets, results)
+        result = report.Report("What can each position method do?", [*sentences, about], sheets, results)
+        if self.steps >= verdicts.PROBE_STEPS:
+            return result
+        out = self.out.with_name(f"{self.out.name.removesuffix('-quick')}-{verdicts.PROBE_STEPS}-steps")
+        command = self.format_command(steps=verdicts.PROBE_STEPS, quick=False, out=out)
+        return replace(result, advice="To train longer", next_command=command)
 
 
 @dataclass(frozen=True)

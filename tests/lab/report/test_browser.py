@@ -168,6 +168,7 @@ def test_one_points_at_a_token_and_copies_a_command(browser, files):
         weights = [exp(score) for score in row]
         expected = [60 * weight / sum(weights) for weight in weights]
         assert browser.execute_script(SHARES) == pytest.approx(expected, abs=0.01)
+    assert [line.text for line in select(browser, ".command code")] == ["whereformer again"]
     (copy,) = select(browser, ".command button")
     copy.click()
     WebDriverWait(browser, 60).until(lambda _: copy.text in ("Copied", "Selected"))
@@ -190,6 +191,8 @@ def test_on_a_phone_a_table_that_is_cut_says_so(browser, files):
     browser.get(files["compare-wide"])
     table, *_ = select(browser, ".scroll + .more")
     assert table.is_displayed()
+    browser.get(files["probe"])  # rows of texts are lists there
+    assert [head.is_displayed() for head in select(browser, ".texts thead")] == [False]
     show(browser, WIDE)
     browser.get(files["compare"])
     assert not any(part.is_displayed() for part in select(browser, ".scroll + .more"))

@@ -300,7 +300,7 @@ class Native(Backend):
 
     def adapt(self, call: Call) -> Call:
         # Products of vectors in bfloat16 take half the time where the processor has instructions for them.
-        vectors = (*call.tables[1:], call.key_table_factors, call.query_table_factors)
+        vectors = (call.value, *call.tables[1:], call.key_table_factors, call.query_table_factors)
         is_narrow = {rows.dtype for rows in vectors if rows is not None} == {torch.bfloat16}
         has_products = level_for(torch.bfloat16) != level_for(torch.float32)
         return call.widen(("bias",) if is_narrow and has_products else TABLES)

@@ -21,7 +21,7 @@ namespace LEVEL {
 template <class F, class T> struct Attention {
   typedef Sum<F> A;
   static constexpr int64_t step = Units<F>::step;
-  static constexpr bool halves = step == 2, wider = sizeof(T) > sizeof(F);
+  static constexpr bool halves = step == 2, differs = sizeof(T) != sizeof(F);
 
   const Call& c;
   const bool backward, few;  // ``few``: queries, whose keys and values are read where they lie
@@ -55,13 +55,13 @@ template <class F, class T> struct Attention {
   F* narrow_rows = nullptr;
   // Numbers of a block's rows
   A *output = nullptr, *tops = nullptr, *totals = nullptr, *deltas = nullptr, *kept = nullptr, *block64 = nullptr;
-  T *wide_gradient_rows = nullptr, *wide_gradient_turned = nullptr;
+  T *table_gradient_rows = nullptr, *table_gradient_turned = nullptr;
   A *d_query = nullptr, *d_keys = nullptr, *d_values = nullptr;
   F *query_turned = nullptr, *gradient_turned = nullptr;
   uint32_t* pair_scratch = nullptr;
   // Where the rows of the head and block are
   Rows<F> query{}, value{}, key{}, d_output{};
-  Rows<T> key_table_left{}, query_table_left{}, wide_gradient{};
+  Rows<T> key_table_left{}, query_table_left{}, table_gradient{};
   int64_t b = 0, h = 0, key_part = 0;
   bool in_place_query, in_place_key, in_place_value, in_place_gradient;
 
@@ -112,8 +112,8 @@ template <class F, class T> struct Attention {
                           c.listed ? any : (int64_t)smaller<__int128>((__int128)c.query_stride * (bq - 1), any), !few,
                           backward, backward && c.d_query_table);
     const int64_t key_depth = key_vectors.depth, query_depth = query_vectors.vectors.depth;
-    if (key_vectors.on() && (c.key_rank || wider)) key_table_rows = memory.take<T>(bq * larger(key_depth, dk));
-    if (query_vectors.on() && (c.query_rank || wider)) query_table_rows = memory.take<T>(keys_held * query_depth);
+    if (key_vectors.on() && (c.key_rank || differs)) key_table_rows = memory.take<T>(bq * larger(key_depth, dk));
+    if (query_vectors.on() && (c.query_rank || differs)) query_table_rows = memory.take<T>(keys_held * query_depth);
     if (c.levels) query_levels = memory.take<A>(bq * c.levels), key_levels = memory.take<A>(c.levels * keys_up);
     value_vectors.reserve(memory, {c.value_table.first, c.value_table.length}, c.value_dim, bq, most, !few, backward,
                           true, backward && c.d_value_table);
@@ -137,8 +137,8 @@ template <class F, class T> struct Attention {
       narrow_rows = memory.take<F>(bq * bk);
       keys_packed = memory.take<Unit<F>>(keys_up / 2 * dk), pair_scratch = memory.take<uint32_t>(16 * larger(dk, dv));
     }
-    if (wider && value_vectors.on())
-      wide_gradient_rows = memory.take<T>(bq * dv), wide_gradient_turned = memory.take<T>(dv * up(bq, 32));
+    if (differs && value_vectors.on())
+      table_gradient_rows = memory.take<T>(bq * dv), table_gradient_turned = memory.take<T>(dv * up(bq, 32));
     deltas = memory.take<A>(bq);
     query_turned = memory.take<F>(dk * up(bq, 32)), gradient_turned = memory.take<F>(dv * up(bq, 32));
     d_query = memory.take<A>(bq * dk);
@@ -147,7 +147,7 @@ template <class F, class T> struct Attention {
       d_factors = memory.take<A>(keys_up * rk), d_query_factors = memory.take<A>(bq * rk),
       factors_turned_rows = memory.take<A>(rk * up(bq, 16));
     if (c.key_rank && c.d_key_table_factors) d_key_table_rows = memory.take<A>(bq * key_depth);
-    if ((c.key_rank || wider) && c.d_key_table) key_table_turned = memory.take<T>(key_depth * up(bq, 32));
+    if ((c.key_rank || differs) && c.d_key_table) key_table_turned = memory.take<T>(key_depth * up(bq, 32));
     if (query_vectors.on() && (c.query_rank ? c.d_query_table_factors != nullptr : c.d_key.data != nullptr))
       d_query_table_rows = memory.take<A>(keys_up * query_depth);
     if (c.d_query_table) query_table_turned = memory.take<T>(query_depth * keys_up);
@@ -192,7 +192,7 @@ template <class F, class T> struct Attention {
     if (c.head_dim) key = rows_of(c.key, key_head, t.j, t.real, c.head_dim, dk, in_place_key, keys_copy);
     value = rows_of(c.value, key_head, t.j, t.real, c.value_dim, dv, in_place_value, values_copy);
     if (c.rank) read_rows(c.key_factors, b, h, t.j, t.real, c.rank, factors_copy, rk);
-    if constexpr (!wider) query_table_left = key;
+    if constexpr (!differs) query_table_left = key;
     if (!query_table_rows) return;
     if (c.query_rank) read_rows(c.query_table_factors, b, h, t.j, t.real, query_width, query_table_rows, depth);
     else read_rows(c.key, b, key_head, t.j, t.real, query_width, query_table_rows, depth);
@@ -203,7 +203,7 @@ template <class F, class T> struct Attention {
   void enter_keys_of_table(const Tensor& x, int64_t head) {
     const int64_t depth = query_vectors.vectors.depth;
     if (d_query_table_rows) zero(d_query_table_rows, keys_up * depth);
-    if constexpr (!wider) query_table_left = key;
+    if constexpr (!differs) query_table_left = key;
     if (query_table_rows) {
       read_rows(x, b, head, 0, c.n_k, query_width, query_table_rows, depth);
       query_table_left = {query_table_rows, depth};
@@ -268,14 +268,14 @@ template <class F, class T> struct Attention {
       if (c.key_rank)
         read_rows(c.key_table_factors, b, h, t.i, t.rows, c.key_rank, key_table_rows, depth),
             key_table_left = {key_table_rows, depth};
-      else key_table_left = widened(c.query, query, t, c.head_dim, dk, key_table_rows);
+      else key_table_left = in_table_dtype(c.query, query, t, c.head_dim, dk, key_table_rows);
     }
     if (c.levels) read_rows(c.query_levels, b, h, t.i, t.rows, c.levels, query_levels, c.levels);
   }
 
   // A block's rows in the dtype of tables
-  Rows<T> widened(const Tensor& x, Rows<F> rows, const Tile& t, int64_t width, int64_t padded, T* copy) {
-    if constexpr (!wider) return rows;
+  Rows<T> in_table_dtype(const Tensor& x, Rows<F> rows, const Tile& t, int64_t width, int64_t padded, T* copy) {
+    if constexpr (!differs) return rows;
     else {
       read_rows(x, b, h, t.i, t.rows, width, copy, padded);
       return {copy, padded};
@@ -645,7 +645,8 @@ template <class F, class T> struct Attention {
   // Prepares the block's gradients of the output, and the number that each row's gradient of scores is relative to.
   void enter_gradient(const Tile& t) {
     d_output = rows_of(c.d_output, h, t.i, t.rows, c.value_dim, dv, in_place_gradient, gradient_copy);
-    if (value_vectors.on()) wide_gradient = widened(c.d_output, d_output, t, c.value_dim, dv, wide_gradient_rows);
+    if (value_vectors.on())
+      table_gradient = in_table_dtype(c.d_output, d_output, t, c.value_dim, dv, table_gradient_rows);
     const A* given = (const A*)c.d_log_sums;
     // The gradient of a row's log of sums is its weights.
     for (int64_t i = 0; i < t.rows; i++) deltas[i] = given ? -given[(b * c.heads + h) * c.n_q + t.i + i] : A(0);
@@ -664,10 +665,10 @@ template <class F, class T> struct Attention {
     if (d_factors)
       transpose_rows<A>(query_factors, rk, t.rows, rk, factors_turned_rows, up(bq, 16), nullptr),
           zero(d_query_factors, bq * rk);
-    const auto turn = [&](const T* rows, int64_t depth, T* to) {
-      if (to) transpose_rows<T>(rows, depth, t.rows, depth, to, pitch, pair_scratch);
+    const auto turn = [&](Rows<T> rows, int64_t depth, T* to) {
+      if (to) transpose_rows<T>(rows.at, rows.pitch, t.rows, depth, to, pitch, pair_scratch);
     };
-    turn(key_table_rows, key_vectors.depth, key_table_turned), turn(wide_gradient_rows, dv, wide_gradient_turned);
+    turn(key_table_left, key_vectors.depth, key_table_turned), turn(table_gradient, dv, table_gradient_turned);
     if (d_key_table_rows) zero(d_key_table_rows, t.rows * key_vectors.depth);
     if (d_query_levels) zero(d_query_levels, t.rows * c.levels);
     zero(d_query, t.rows * dk);
@@ -710,7 +711,7 @@ template <class F, class T> struct Attention {
   // ``add``: to the gradients of the tile's keys and values
   void differentiate(const Tile& t, bool add) {
     const Sides sides = enter_tile(t);
-    if (value_vectors.on()) value_vectors.multiply(wide_gradient, t.rows, 1, reach(t)), value_vectors.clear(t.rows);
+    if (value_vectors.on()) value_vectors.multiply(table_gradient, t.rows, 1, reach(t)), value_vectors.clear(t.rows);
     if (key_vectors.on()) key_vectors.clear(t.rows);
     const A factor = multiply(t);
     multiply_rows(t, d_output, dv, values_turned, gradients);
@@ -781,7 +782,7 @@ template <class F, class T> struct Attention {
     }
     if (value_vectors.on() && c.d_value_table) {
       value_vectors.fold(t.rows);
-      value_vectors.learn(wide_gradient, columns(wide_gradient_turned, gradient_turned), pitch, t.rows, reach(t));
+      value_vectors.learn(table_gradient, columns(table_gradient_turned, gradient_turned), pitch, t.rows, reach(t));
     }
     if (key_vectors.on()) {
       key_vectors.fold(t.rows);
@@ -819,7 +820,7 @@ template <class F, class T> struct Attention {
 
   // A block's rows as columns in the dtype of tables: a copy, or those in the inputs' dtype
   static const T* columns(const T* copy, const F* same) {
-    if constexpr (wider) return copy;
+    if constexpr (differs) return copy;
     else return copy ? copy : same;
   }
 

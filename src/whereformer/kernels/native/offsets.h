@@ -145,8 +145,7 @@ struct Reach {
   int64_t least, end, step;
 };
 
-// A table of vectors over offsets: products of a tile's rows with those that the tile reads, and the sums by offset. The
-// sums are rounded to the vectors' dtype where they are multiplied, as weights are.
+// A table of vectors over offsets: products with a tile's rows, and sums by offset, which are rounded to its dtype.
 template <class F> struct Vectors {
   typedef Sum<F> A;
   static constexpr int64_t step = Units<F>::step;

@@ -83,9 +83,8 @@ def attend(
         position, new_key = layer.forward.position, None if layer.cache is None else layer.cache.new_key
         site, hooks_site = layer.forward.get_sites(mask_spec, query, scaling, new_key is not None)
         keys = key if new_key is None else new_key
-        query, keys, value, terms = position.apply_hooks(  # type: ignore[assignment]  # attached methods keep query . key
-            layer.hidden, query, keys, value, hooks_site.at_layer(layer.layer)
-        )
+        hooks_site = hooks_site.at_layer(layer.layer)
+        query, keys, value, terms = position.apply_hooks(layer.hidden, query, keys, value, hooks_site)  # type: ignore[assignment]  # attached methods keep query . key
         if new_key is None:  # otherwise, the cache has rotated the new keys, and ``key`` has all keys
             key = keys
     terms += options.get("whereformer_terms", ())

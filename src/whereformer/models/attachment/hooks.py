@@ -52,7 +52,7 @@ class StackForward:
         shared_cache: the last inputs of the shared results, then the results.
         texts: the last ``cu_seq_lens_q``, and the texts that they describe.
         new_site: the last site of new tokens.
-        sites: the results of :meth:`get_sites`, by its arguments.
+        sites: the results of :meth:`get_sites` by its arguments, with the mask, whose tensors thus stay alive.
     """
 
     position: PositionMethod
@@ -64,7 +64,7 @@ class StackForward:
     shared_cache: tuple[tuple[object, ...], Tensor | None, Tensor | None, object] | None = None
     texts: tuple[Tensor | None, Tensor | None] = None, None
     new_site: Site | None = None
-    sites: dict[tuple[object, ...], tuple[Site, Site]] = field(default_factory=dict)
+    sites: dict[tuple[object, ...], tuple[Site, Site, MaskSpec]] = field(default_factory=dict)
 
     def packed_document_ids(self, options: Mapping[str, Any], query: Tensor, n_q: int, n_k: int) -> Tensor | None:
         """Return the result of :func:`.packed_document_ids`, or if it is None, the texts by positions.
@@ -74,9 +74,8 @@ class StackForward:
         boundaries = options.get("cu_seq_lens_q")
         if boundaries is None or self.texts[0] is not boundaries or n_q != n_k:
             self.texts = boundaries, packed_document_ids(options, query, n_q, n_k)
-        documents = self.documents
-        if self.texts[1] is None and documents is not None and n_q == n_k == documents.shape[1]:
-            return documents
+        if self.texts[1] is None and self.documents is not None and n_q == n_k == self.documents.shape[1]:
+            return self.documents
         return self.texts[1]
 
     def make_new_site(self, positions: Positions) -> Site:
@@ -86,24 +85,23 @@ class StackForward:
             self.new_site = replace(site, shared=self.position.compute_shared(site)) if self.share else site
         return self.new_site
 
-    def get_sites(
-        self, mask_spec: MaskSpec, query: Tensor, scale: float | None, has_new_keys: bool
-    ) -> tuple[Site, Site]:
+    def get_sites(self, mask_spec: MaskSpec, query: Tensor, scale: float | None, new_keys: bool) -> tuple[Site, Site]:
         """Return the site of a layer's attention, and the hooks' site, which has the shared results.
 
         Layers with the same mask get the same sites: making them takes as long as attention to a few hundred keys.
-        ``has_new_keys`` says that the hooks get the new keys only, because a cache holds the others.
+        ``new_keys`` says that the hooks get the new keys only, because a cache holds the others.
         """
-        n_q, is_compiling = query.shape[2], torch.compiler.is_compiling()
-        # Compilers cannot look up symbolic sizes.
-        key = () if is_compiling else (mask_spec, len(query), n_q, scale, has_new_keys, torch.is_grad_enabled())
-        sites = None if is_compiling else self.sites.get(key)
-        if sites is None:
-            self.check_mask(mask_spec, n_q)
-            site = mask_spec.site(query, scale)
-            hooks_site = replace(site, new_key_positions=site.query_positions) if has_new_keys else site
-            sites = self.sites[key] = site, self.add_shared(mask_spec, hooks_site)
-        return sites
+        n_q = query.shape[2]
+        key = mask_spec.identity(), len(query), n_q, scale, new_keys, torch.is_grad_enabled()
+        if not torch.compiler.is_compiling() and key in self.sites:  # compilers cannot look up symbolic sizes
+            return self.sites[key][:2]
+        self.check_mask(mask_spec, n_q)
+        site = mask_spec.site(query, scale)
+        hooks_site = replace(site, new_key_positions=site.query_positions) if new_keys else site
+        hooks_site = self.add_shared(mask_spec, hooks_site)
+        if not torch.compiler.is_compiling():
+            self.sites[key] = site, hooks_site, mask_spec
+        return site, hooks_site
 
     def add_shared(self, mask_spec: MaskSpec, site: Site) -> Site:
         """Return the site with the results that the method computes once for all layers, in the first of them.

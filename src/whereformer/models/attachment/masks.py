@@ -102,6 +102,10 @@ class MaskSpec:
 
     __hash__ = object.__hash__
 
+    def identity(self) -> tuple[object, ...]:
+        """Return the values that equal masks share, as long as their tensors live."""
+        return self.n_k, self.first, self.causal, self.window, *map(id, (self.token_mask, self.documents, self.matrix))
+
     def key_mask(self, batch: int) -> Tensor | None:
         """Return which keys are tokens and not padding, (batch, n_k) bool; None if all are."""
         return None if self.token_mask is None else self.token_mask[:, self.first :].expand(batch, self.n_k)
