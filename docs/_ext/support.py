@@ -42,8 +42,8 @@ exports
   gives the same outputs at other batches and lengths: any length, or as far as `max_length`.
 
 O(n)
-: the memory that a training step keeps for its backward pass grows with the number of tokens, not with its square, where
-  positions are `Positions` (0, 1, 2, …) and where they are tensors (packed documents, for example).
+: the memory that a training step keeps for its backward pass grows with the number of tokens, not with its square,
+  where positions are `Positions` (0, 1, 2, …) and where they are tensors (packed documents, for example).
   Attention itself is O(n) with every method.
 
 repeats
