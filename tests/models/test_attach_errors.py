@@ -132,7 +132,5 @@ def test_bad_models():
     sizes = {"vocab_size": 50, "n_embd": 16, "n_layer": 2, "n_head": 2, "rotary_dim": 4}
     with pytest.raises(InputError, match=r"^keep_absolute: GPTJModel does not run without its positions; keep_abs"):
         attach(transformers.GPTJModel(transformers.GPTJConfig(**sizes)), "tisa", keep_absolute=False)
-    with pytest.raises(
-        InputError, match=r"^position: the layers of \w+ differ in the number or width of heads; expected 'none', got"
-    ):
+    with pytest.raises(InputError, match=r"^position: the layers of \w+ differ in the number or width of heads;"):
         attach(INKLING.make(swa_num_attention_heads=2), "tisa")
