@@ -146,9 +146,8 @@ def test_a_misspelled_word_is_refused_without_the_imports_that_take_seconds(tmp_
         "compare --plugin nothing.py": "--plugin: no such file",
         "probe --positions tsia": "--positions: unknown position method 'tsia'",
     }
-    done = subprocess.run(
-        [sys.executable, "-c", REFUSED, *lines], capture_output=True, text=True, check=True, cwd=tmp_path
-    )
+    command = [sys.executable, "-c", REFUSED, *lines]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     for printed, line in zip(done.stderr.splitlines(), lines.values(), strict=True):
         assert printed.startswith(f"whereformer: {line}")
     assert done.stdout.strip() == ""

@@ -1,6 +1,6 @@
 """Plain words: names that say nothing and sentences that only their author can read are counted, and counts only fall.
 
-``python -m tests.test_words`` lists where they stand.
+``python -m tests.test_words`` lists where they stand in src, ``python -m tests.test_words docs`` in the pages.
 """
 
 import ast
@@ -45,13 +45,17 @@ PHRASES = {
 }
 """Phrases in docstrings and comments, each with a better way."""
 
+PAGES = "README.md", "CONTRIBUTING.md", "docs/*.md", "docs/[agm]*/*.md"
+"""All pages except results: the API, the architecture, the guides and the methods."""
 MAX_NAMES = {"src": 2, "tests": 0, "benchmarks": 0}
-MAX_PHRASES: dict[str, int] = {
-    r"\b(is|are|was|were|be) no\b": 1,
-    r"\b(of|in|by|for|with|from|beside) (which|whose|whom)\b": 2,
-    r"\b[Ww]hat (is|are|it|they|a|an|the|its|their)\b": 6,
-    r"\b(those|that) of\b": 3,
+MAX_PHRASES = {
+    "src": {r"\b(those|that) of\b": 1},
+    "benchmarks": {},
+    "docs": {r"\b[Ww]hat (is|are|it|they|a|an|the|its|their)\b": 2, r"\b(told|tells?)\b": 2},
 }
+
+
+pytestmark = pytest.mark.skipif(not (ROOT / "src").exists(), reason="the source is not next to the tests")
 
 
 def python_files(folder: str) -> list[Path]:
@@ -78,8 +82,12 @@ def poor_names(folder: str) -> Iterator[tuple[str, str]]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the docstrings and comments of a Python file, with their lines."""
+    """Yield the docstrings and comments of a Python file, or the lines of a page except its code, with their lines."""
     text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        blocks = re.sub(r"(?ms)^```.*?^```", lambda code: "\n" * code[0].count("\n"), text)
+        yield from enumerate(blocks.splitlines(), 1)
+        return
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
@@ -89,27 +97,25 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def poor_phrases(folder: str) -> Iterator[tuple[str, str]]:
-    """Yield each phrase of ``PHRASES`` in a folder's docstrings and comments, and where it stands."""
-    for path in python_files(folder):
+    """Yield each phrase of ``PHRASES`` in a folder's docstrings and comments, or in the pages, and where it stands."""
+    pages = [path for pattern in PAGES for path in sorted(ROOT.glob(pattern))]
+    for path in pages if folder == "docs" else python_files(folder):
         for line, text in prose(path):
             for pattern in PHRASES:
                 for _ in re.finditer(pattern, text):
                     yield pattern, f"{path.relative_to(ROOT)}:{line}"
 
 
-@pytest.mark.skipif(not (ROOT / "src").exists(), reason="the source is not next to the tests")
 @pytest.mark.parametrize("folder", MAX_NAMES)
 def test_names_say_what_they_hold(folder):
     names = [f"{name} ({where})" for name, where in poor_names(folder)]
     assert len(names) <= MAX_NAMES[folder], ", ".join(names[-20:])
 
 
-@pytest.mark.skipif(not (ROOT / "src").exists(), reason="the source is not next to the tests")
-@pytest.mark.parametrize("folder", ["src", "benchmarks"])
+@pytest.mark.parametrize("folder", MAX_PHRASES)
 def test_sentences_are_plain(folder):
     counts = Counter(pattern for pattern, _ in poor_phrases(folder))
-    limits = MAX_PHRASES if folder == "src" else {}
-    risen = {pattern: count for pattern, count in counts.items() if count > limits.get(pattern, 0)}
+    risen = {pattern: count for pattern, count in counts.items() if count > MAX_PHRASES[folder].get(pattern, 0)}
     assert not risen, f"more than before; write instead: {[PHRASES[pattern] for pattern in risen]}"
 
 

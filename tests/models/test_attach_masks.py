@@ -327,10 +327,8 @@ def test_texts_that_a_matrix_keeps_apart():
     visible, (texts, row) = both.tril(), packed("position_ids")
     ids, additive = row["input_ids"], torch.zeros(visible.shape).masked_fill(~visible, -torch.inf)
     for position in ("logn", "fire", "rope+shaw"):
-        for model in (
-            attach_unverified(make_decoder("Llama"), position, keep_absolute=False),
-            attach_unverified(make_bert(), position),
-        ):
+        decoder = attach_unverified(make_decoder("Llama"), position, keep_absolute=False)
+        for model in (decoder, attach_unverified(make_bert(), position)):
             for mask in (visible, additive):
                 with pytest.raises(InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the"):
                     model(ids, attention_mask=mask)

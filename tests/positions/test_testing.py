@@ -260,9 +260,9 @@ class Fractions(Learned):
 @pytest.mark.parametrize(
     ("method", "law", "how"),
     [
-        (Single, "Hooks return what they should", "transform_qkv returned a query of"),
-        (Lists, "Hooks return what they should", "terms returned a list, expected a tuple"),
-        (Inplace, "Hooks return what they should", "hidden states in place"),
+        (Single, "Hooks return the declared types", "transform_qkv returned a query of"),
+        (Lists, "Hooks return the declared types", "terms returned a list, expected a tuple"),
+        (Inplace, "Hooks return the declared types", "hidden states in place"),
         (OtherAlone, "The results that layers share may be left out", "with site.shared and without: differs by"),
         (Noisy, "", "differ"),
         (Unused, "Every parameter has a finite gradient", "spare has no gradient in any layer"),

@@ -62,8 +62,8 @@ class Run:
     A job computes one result: a function at a key, such as the training of a method with a seed. Several jobs may run
     at a time.
 
-    Records are lines of JSON in one file. The first line has the recipe's options, hashes of what it read, and where
-    the last command ran. Every other line is a result: its name as "key" (the JSON of its task and the parts of its
+    Records are lines of JSON in one file. The first line has the recipe's options, hashes of its inputs, and where the
+    last command ran. Every other line is a result: its name as "key" (the JSON of its task and the parts of its
     key), its value, the seconds that its job took (since the last interruption, if there was one), the version of this
     package that computed it ("by"), where and when, and a checksum. A line is on the disk itself before the next
     begins. A line that was cut or changed is removed, and its result is computed again. A result of another version is

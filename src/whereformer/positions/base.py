@@ -550,7 +550,7 @@ class OffsetFunction(PositionMethod):
         raise NotImplementedError
 
     def curve_sources(self) -> tuple[Tensor, ...]:
-        """Return all tensors that ``curve`` and ``reach`` read, if nothing else may change what they return.
+        """Return all tensors that ``curve`` and ``reach`` read, if nothing else may change their results.
 
         In evaluation, tables are then computed again only after one of these has changed; by default, in each forward.
         """

@@ -174,7 +174,7 @@ def _require_finite(tensor: Tensor, what: str) -> None:
 
 
 def _keeps_shapes(build: _Build) -> None:
-    """Hooks return what they should, in the shape and dtype of their input, which they do not change."""
+    """Hooks return the declared types, in the shape and dtype of their input, which they do not change."""
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         position, words, heads = build(dtype), _words(7, dtype=dtype), _heads(7, dtype)
         words_before, heads_before = words.clone(), heads.clone()

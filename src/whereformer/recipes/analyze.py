@@ -1,4 +1,4 @@
-"""The analyze recipe: reads from a model's weights what it learned about position, head by head."""
+"""The analyze recipe: reads the learned effect of position from a model's weights, head by head."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class Pretrain(TrainingRecipe):
     every: Annotated[int | None, Range(1, options.MAX_COUNT), MayChange] = None
     """Number of steps between checkpoints, each with a held-out score. Default: a tenth of the steps."""
     keep: Annotated[int, Range(1, options.MAX_COUNT), MayChange] = 2
-    """Number of newest checkpoints to keep. `whereformer analyze` compares what they learned about position."""
+    """Number of newest checkpoints to keep. `whereformer analyze` compares their heads."""
 
     def check(self) -> None:
         if self.warmup is not None and not 0 <= self.warmup <= self.steps:

@@ -226,7 +226,7 @@ EVAL_ROWS = 512
 EVAL_SEED = 2**62  # the seed of the rows to evaluate on, plus their length; seeds of training rows are smaller
 TOKENS = 2**15  # the most tokens that a model reads at a time in the evaluation
 SOLVED = 0.95  # with at least this accuracy, a task counts as solved
-SHADE = "--share: {:.1%}"  # an accuracy as CSS, from which a page makes the color of a cell
+SHADE = "--share: {:.1%}"  # an accuracy as CSS; a page makes the color of a cell from it
 ERRORS = 4  # a method must be better than guessing by this many standard errors; chance does that once in 30,000 cells
 LAYERS, WIDTH, HEADS, ROWS, RATE = 2, 64, 4, 32, 6e-3  # with these, small models learn every task soonest
 READING = (
@@ -241,7 +241,7 @@ class ProbeResult:
     """A trained model."""
 
     # For each length, the accuracy, its difference from the accuracy of guessing on the same rows, and the standard
-    # error of the difference over the rows; or a reason why there is no score.
+    # error of the difference over the rows; or the reason for a missing score.
     scores: Annotated[list[Any], list[tuple[float, float, float] | str]]
     failed: str = ""  # why training ended without a model
     # A row of the training length that is solved and one that is not, if there are: whether it is, the input, the

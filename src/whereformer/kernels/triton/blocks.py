@@ -3,7 +3,7 @@
 They are fixed instead of tuned at run time: sums depend on the size of tiles, and results must not depend on which size
 was faster. Measured tiles were the fastest on an H100. By the counts of ``benchmarks/gpu_static.py``, the other tiles
 need few instructions for each score and fit into registers; most leave room for two programs. All tiles except measured
-ones and those of 64 rows fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8. Anything
+ones and tiles of 64 rows fit into the 99 KiB of shared memory of the smallest GPUs of compute capability 8. Anything
 more than a bias or a mask takes many registers for indices, so "rich" calls have smaller tiles.
 """
 

@@ -289,7 +289,7 @@ def _hook(
     layers: dict[nn.Module, list[int]] = {}
     for layer, call in enumerate(calls):
         layers.setdefault(call.module, []).append(layer)
-    # Programs that run ``model.forward(...)`` skip the model's hooks, but not those of the child that has all layers.
+    # Programs that run ``model.forward(...)`` skip the model's hooks, but not the hooks of the child with all layers.
     children = [child for child in stack.children() if _accepts_keywords(child) and {*layers} < {*child.modules()}]
     first_module = children[0] if children else stack
     checkpointed = [layer for layer in stack.modules() if isinstance(layer, GradientCheckpointingLayer)]

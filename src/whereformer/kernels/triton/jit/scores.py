@@ -12,7 +12,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 MIN_DENSE = tl.constexpr(-2.3586e38)  # times log2(e), this is still a finite float32
 MAX_BIAS = tl.constexpr(8.507058665963221e37)  # a quarter of the largest finite number
 SATURATED = tl.constexpr(44.0)  # the hyperbolic tangent of this is 1
-MAX_BAND_STRIDE = tl.constexpr(8)  # the largest sum of strides for which a tile's offsets fit into shared memory
+MAX_BAND_STRIDE = tl.constexpr(8)  # up to this sum of strides, a tile's offsets fit into shared memory
 
 
 @triton.jit
