@@ -390,12 +390,12 @@ class Probe(ManyRuns):
         columns: list[Column | str] = ["task", "", "method", *symbols]
         sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=columns)
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
-        result = report.Report("What can each position method do?", [*sentences, about], sheets, results)
+        summary = report.Report("What can each position method do?", [*sentences, about], sheets, results)
         if self.steps >= verdicts.PROBE_STEPS:
-            return result
+            return summary
         out = self.out.with_name(f"{self.out.name.removesuffix('-quick')}-{verdicts.PROBE_STEPS}-steps")
         command = self.format_command(steps=verdicts.PROBE_STEPS, quick=False, out=out)
-        return replace(result, advice="To train longer", next_command=command)
+        return replace(summary, advice="To train longer", next_command=command)
 
 
 @dataclass(frozen=True)
