@@ -159,7 +159,7 @@ class Attention(Benchmark):
     def run(self, console: Console) -> None:
         """Measure all cases, and write the results after each."""
         torch.set_num_threads(1)
-        out = self.out or folder_of(machine("cpu"))
+        out = self.out or folder_of(machine(torch.device("cpu")))
         rows = {_key(row): row for row in read_rows(out / "results.json", provenance("cpu"))}
         ways = [*map(backend, self.backends), *TORCH, *(PEERS if self.peers else ())]
         for case in self.cases():

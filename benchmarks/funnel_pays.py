@@ -271,8 +271,7 @@ class Pays(Benchmark):
             # Ratios within a round are steadier than times.
             return {"seconds": {name: times[baseline].seconds * measured.ratio for name, measured in times.items()}}
 
-        seconds: dict[str, float] = keep(self.out / "seconds" / f"{part}.json", self._settings, measure)["seconds"]
-        return seconds
+        return keep(self.out / "seconds" / f"{part}.json", self._settings, measure)["seconds"]
 
     @torch.no_grad()
     def _accuracy(self, model: Any, test: Rows) -> float:

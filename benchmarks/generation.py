@@ -155,8 +155,8 @@ def _translate(model: Any, source: Tensor, beams: int) -> object:
 
 def _in_ctranslate2(model: Any) -> Callable[[Tensor, int], object]:
     """Convert a Marian model, and return a function that translates with it."""
-    import ctranslate2  # type: ignore[import-not-found]
-    from ctranslate2.converters.transformers import MarianMTLoader  # type: ignore[import-not-found]
+    import ctranslate2
+    from ctranslate2.converters.transformers import MarianMTLoader
 
     logging.getLogger("ctranslate2").setLevel(logging.ERROR)
     spec = MarianMTLoader().get_model_spec(copy.deepcopy(model))

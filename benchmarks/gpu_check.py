@@ -96,8 +96,7 @@ def isolated(part: str, name: str) -> Report:
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)
         if not out.exists():
             raise RuntimeError((done.stdout + done.stderr)[-2000:])
-        report: Report = json.loads(out.read_text())[name]
-        return report
+        return json.loads(out.read_text())[name]
 
 
 # --- the calls

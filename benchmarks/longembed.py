@@ -72,6 +72,8 @@ class LongEmbed(Benchmark):
     """Folders of `whereformer extend` from --model; their last names are the names of rows."""
     lengths: tuple[int, ...] = (512, 1024, 2048, 4096)
     """Tokens of a candidate."""
+    tasks: tuple[str, ...] = ("passkey", "needle")
+    """Kinds of hidden sentences."""
     queries: int = 50
     """Questions of a task and length."""
     candidates: int = 100
@@ -84,7 +86,7 @@ class LongEmbed(Benchmark):
             raise InputError("queries", f"expected queries <= candidates <= 100, got {self.queries}, {self.candidates}")
         rows: dict[str, dict[str, Any]] = {}
         names = (*ROWS, *(folder.name for folder in self.extended))
-        for length, task, name in product(self.lengths, ("passkey", "needle"), names):
+        for length, task, name in product(self.lengths, self.tasks, names):
             file = self.out / f"{task}-{length}-{name.replace(' ', '-').replace(',', '')}.json"
             settings = {"queries": self.queries, "candidates": self.candidates}
             scores = keep(file, settings, partial(self._score, task, length, name))

@@ -1,17 +1,19 @@
 """Time whole models on the CPU: the effect of ``whereformer.attach(model, "none")``, and our encoders next to others.
 
 Run: python benchmarks/models.py [--models bert,t5,modernbert,deberta] [--lengths 128,512,2048] [--out FILE]
+     python benchmarks/models.py --models chronos --layers 6 --dtypes bfloat16 --lengths 512,1024,2048 --rounds 3
      python benchmarks/models.py --models funnel,funnel+decoder --layers 6 --tokens 1024 --lengths 128,512 --rounds 3
 
 Models of transformers ("sdpa") are timed against the same model after ``attach(model, "none")``, which keeps the
 model's own positions and only has its attention computed by this library. Our encoders are timed against transformers'
 BERT of the same sizes, and our funnel against transformers' Funnel with the same weights. Outputs that have to be the
-same are compared first. All have few layers of base width (768, with 12 heads) and no dropout. A training step is a
-forward and a backward pass without an optimizer. In each round every model runs once, in random order; a ratio is a
-model's CPU time divided by the time of transformers' model in the same round, with one thread. Results have the median,
-the lowest and the highest ratio. Memory is the peak of a step's allocations, besides parameters and their gradients.
-FLOPs are by ``whereformer.analysis.count_flops``, relative to our first model. With WHEREFORMER_NATIVE=0 in the
-environment, this library has no compiled kernel.
+same are compared first. All have few layers of base width (768, with 12 heads) and no dropout; "chronos", the T5
+encoder of a small Chronos, is 512 wide with 8 heads. A training step is a forward and a backward pass without an
+optimizer. In each round every model runs once, in random order; a ratio is a model's CPU time divided by the time of
+transformers' model in the same round, with one thread. Results have the median, the lowest and the highest ratio.
+Memory is the peak of a step's allocations, besides parameters and their gradients. FLOPs are by
+``whereformer.analysis.count_flops``, relative to our first model. With WHEREFORMER_NATIVE=0 in the environment, this
+library has no compiled kernel.
 """
 
 from __future__ import annotations
@@ -50,6 +52,11 @@ def _bert(layers: int) -> nn.Module:
 
 def _t5(layers: int) -> nn.Module:
     sizes = {"vocab_size": VOCABULARY, "d_model": 768, "d_ff": 3072, "num_heads": 12, "num_layers": layers}
+    return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
+
+
+def _chronos(layers: int) -> nn.Module:
+    sizes = {"vocab_size": 4096, "d_model": 512, "d_ff": 2048, "num_heads": 8, "num_layers": layers}
     return transformers.T5EncoderModel(transformers.T5Config(**sizes, dropout_rate=0.0))
 
 
@@ -116,6 +123,7 @@ def _funnels(decoder: bool, layers: int) -> dict[str, nn.Module]:
 MODELS: dict[str, Callable[[int], dict[str, nn.Module]]] = {
     "bert": partial(_pair, _bert),
     "t5": partial(_pair, _t5),
+    "chronos": partial(_pair, _chronos),
     "modernbert": partial(_pair, _modernbert),
     "deberta": partial(_pair, _deberta),
     "encoders": _encoders,
@@ -129,8 +137,8 @@ class Models(Benchmark):
     """Measure time and memory of whole models relative to transformers'."""
 
     models: Annotated[Names, Among(MODELS)] = ("bert", "t5", "modernbert", "encoders")
-    """Some of bert, t5, modernbert, deberta (each before and after attach), encoders (ours next to BERT), funnel and
-    funnel+decoder (ours next to Funnel)."""
+    """Some of bert, t5, chronos, modernbert, deberta (each before and after attach), encoders (ours next to BERT),
+    funnel and funnel+decoder (ours next to Funnel)."""
     lengths: Annotated[Counts, Range(1, MAX_LENGTH)] = (128, 512, 2048)
     """Tokens in a sequence, at most 2048."""
     dtypes: Annotated[Names, Among(("float32", "bfloat16"))] = ("float32", "bfloat16")

@@ -43,8 +43,7 @@ def tokenized(data: Path, folder: str, column: str, tokenizer: Any, count: int) 
     """Return the token ids of texts that are not empty, drawn at random, always the same ones."""
     rows = datasets.Dataset.from_parquet(str(data / folder / "train.parquet"))[column]
     texts = random.Random(0).sample([text for text in rows if text.strip()], count)
-    ids: list[list[int]] = tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
-    return ids
+    return tokenizer(texts, truncation=True, max_length=MAX_LENGTH)["input_ids"]
 
 
 def batches(texts: list[list[int]], way: str, size: int, pad: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 `position_properties.py` measures; a threshold here decides each tick. A property is "open" if the measurement
 does not decide it, and has an asterisk if the tick differs from the paper's.
 
-Run: python benchmarks/properties.py FOLDER [--positions rope,tisa] [--out FILE]
+Run: python benchmarks/properties.py FOLDER [--out FILE]
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from whereformer.data.encode import TokenizerChoice, open_or_encode
 from whereformer.data.windows import HELD_OUT_RATE
 from whereformer.errors import InputError
 from whereformer.lab import small_encoders as encoders
-from whereformer.lab.recipe import Names
 from whereformer.recipes.compare import Compare, load
 from whereformer.recipes.comparison_report import ComparisonResult
 
@@ -138,8 +137,6 @@ class Properties(Benchmark):
 
     folder: Path
     """The folder of `whereformer compare`."""
-    positions: Names = ()
-    """Methods. Default: all except none."""
     out: Path = Path("runs/properties.json")
 
     def measure(self, console: Console) -> dict[str, Any]:
@@ -150,9 +147,8 @@ class Properties(Benchmark):
         choice = TokenizerChoice(None, recipe.vocab_size)
         encoded = open_or_encode(recipe.out / "cache", text, choice, lambda version: True)  # as it was for the models
         held_out = HeldOut(encoded.held_out, HELD_OUT_RATE, encoded.vocabulary)
-        names = self.positions or [name for name in runs if name != encoders.BASELINE]
         table, results = Table("position", *PROPERTIES), {}
-        for name in names:
+        for name in [name for name in runs if name != encoders.BASELINE]:
             ticks = measure(recipe, runs, held_out, name)
             results[name] = dict(zip(PROPERTIES, ticks, strict=True))
             letters = PAPER.get(name, "-" * len(ticks))

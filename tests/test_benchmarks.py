@@ -82,9 +82,8 @@ def attention(run, tmp_path):
     rows = results_of(tmp_path / "results.json")["rows"]
     assert {row["way"] for row in rows} >= {"auto", "shaw:tensor2tensor"}
     assert {row["commit"] for row in rows} == {provenance.commit()}
-    assert "| Shaw, keys and values | float32 training | - |" in (tmp_path / "goals.md").read_text().replace(
-        "\N{NO-BREAK SPACE}", " "
-    )
+    table = (tmp_path / "goals.md").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    assert "| Shaw, keys and values | float32 training | - |" in table
 
 
 def tiny_comparison(tmp_path):
@@ -333,7 +332,7 @@ SIMPLE = {
     "models": (
         "--models=bert,t5,modernbert,deberta,encoders,funnel,funnel+decoder --lengths=16 --tokens=16 --layers=3"
         " --rounds=1 --dtypes=float32",
-        lambda results: len(results["rows"]) == 2 * (4 * 2 + 3 * 5),  # forward and training; pairs, and encoders
+        lambda results: len(results["rows"]) == 2 * (4 * 2 + 7 + 2 * 5),  # forward and training; pairs, and encoders
     ),
     "per_call": ("--rounds=1", lambda results: results["calls"]["torch"]["forward"]["ratio"] == 1),
     "sound": (

@@ -29,7 +29,7 @@ def tables():
         rows = [f"| [`{file.name}`]({prefix}/{file.name}) | {first_sentence(file)} |" for file in files]
         parts.append(f"## {title}\n\n{first_sentence(folder / '__init__.py')}")
         if rows:
-            parts.append("\n".join(["| File | What it does |", "|---|---|", *rows]))
+            parts.append("\n".join(["| File | Purpose |", "|---|---|", *rows]))
     return "\n\n".join(parts)
 
 

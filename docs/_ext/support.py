@@ -42,8 +42,8 @@ exports
   gives the same outputs at other batches and lengths: any length, or as far as `max_length`.
 
 O(n)
-: what a training step keeps for its backward pass grows with the number of tokens, not with its square, where positions
-  are `Positions` (0, 1, 2, …) and where they are tensors (packed documents, for example).
+: the memory that a training step keeps for its backward pass grows with the number of tokens, not with its square,
+  where positions are `Positions` (0, 1, 2, …) and where they are tensors (packed documents, for example).
   Attention itself is O(n) with every method.
 
 repeats
@@ -51,7 +51,7 @@ repeats
   order from run to run, too ([why](../architecture/decisions.md#gradients-are-deterministic)).
 
 CPU, GPU
-: the backend that `auto` takes there ([what they are](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
+: the backend that `auto` takes there ([all backends](../architecture/speed.md)). "triton" needs an NVIDIA GPU of
   compute capability 8.0; on others and on older ones, "blockwise" does the same in plain PyTorch. "sdpa" is torch's
   own attention.
 

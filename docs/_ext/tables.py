@@ -47,7 +47,7 @@ def summaries():
     """The table in docs/methods/index.md: the first line of each class."""
     names = [name for name in position_names() if name != "none"]
     rows = [[f"[`{name}`]({name}.md)", describe(name)[0].replace("``", "`")] for name in names]
-    return [f"There are {len(rows)} methods, besides `none`:", "", *as_table(["Method", "What it does"], rows)]
+    return [f"There are {len(rows)} methods, besides `none`:", "", *as_table(["Method", "Effect"], rows)]
 
 
 TABLES = {"README.md": facts, "docs/methods/index.md": summaries}

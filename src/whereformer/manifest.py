@@ -143,8 +143,7 @@ def read(folder: Path) -> dict[str, Any]:
         OSError: if the manifest can't be read.
         ValueError: if it is not a manifest, or was changed.
     """
-    facts: dict[str, Any] = _content(folder)["facts"]
-    return facts
+    return _content(folder)["facts"]
 
 
 def version(folder: Path) -> str:

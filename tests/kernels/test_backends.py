@@ -102,15 +102,11 @@ ALONE = {
 }
 
 
-ONE_OF_A_KIND = ("bias", "keys_with_factors", "queries", "decay", "values", "factors", "dense_of_all_rows")
-"""A term of each class."""
-
-
 @on_cpu
 @pytest.mark.parametrize(
     ("term", "case"),
     [
-        pytest.param(term, case, marks=() if case == "all keys" or term in ONE_OF_A_KIND else pytest.mark.slow)
+        pytest.param(term, case, marks=() if case == "all keys" or term in EVERY_KIND + MIRRORED else pytest.mark.slow)
         for term in TERMS
         for case in ALONE
     ],

@@ -57,7 +57,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(fast, kind, option
         def train(inputs=inputs, terms=terms):
             attention(*inputs, terms, **options, backend=fast).sum().backward()
 
-        peaks.append(peak_memory(train, torch.device("cpu")))
+        peaks.append(peak_memory(train))
     # Twice the length adds as much again as half of it did, or less: blocks are a fixed share.
     assert peaks[2] - peaks[1] <= 2.1 * (peaks[1] - peaks[0]) + 2**16
     assert peaks[2] < 4096**2 / 4
@@ -75,7 +75,7 @@ def test_few_keys_take_no_memory_by_the_square_of_queries(fast, n_q, n_k, traini
         if training:
             out.sum().backward()
 
-    assert peak_memory(attend, torch.device("cpu")) < n_q * n_q
+    assert peak_memory(attend) < n_q * n_q
 
 
 @pytest.mark.parametrize("options", [{"window": 9}, {"window": (9, 0)}, {"causal": True}], ids=str)

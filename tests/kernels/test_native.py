@@ -49,19 +49,22 @@ MANY_TILES = [(150, 1050), pytest.param((600, 1100), marks=pytest.mark.slow)]
 """A tile has 128 queries and 512 keys."""
 
 
-KINDS = EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors")
+KINDS = EVERY_KIND, MIRRORED, ("queries_for_all_offsets", "queries_with_factors"), JOINED
+
+
+def a_third_of_the_cases(which):
+    """All options with all kinds of terms, of which two thirds are slow tests."""
+    cases = [
+        pytest.param(options, kinds, marks=() if (row + column) % 3 == which else pytest.mark.slow)
+        for row, options in enumerate(OPTIONS)
+        for column, kinds in enumerate(KINDS)
+    ]
+    return pytest.mark.parametrize(("options", "kinds"), cases)
 
 
 @pytest.mark.parametrize("lengths", MANY_TILES)
 @pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    ("options", "kinds"),
-    [
-        pytest.param(options, kinds, marks=() if (row + column) % 3 == 0 else pytest.mark.slow)
-        for row, options in enumerate(OPTIONS)
-        for column, kinds in enumerate((*KINDS, JOINED))
-    ],
-)
+@a_third_of_the_cases(0)
 def test_many_tiles(options, dtype, kinds, lengths, monkeypatch):
     """Sequences longer than a tile, of which the last is not full; memory that nobody has written is not read."""
     monkeypatch.setattr(native, "poisons", True)
@@ -74,14 +77,7 @@ FEW = [(1, 1), (3, 100), (2, 700), (1, 2100), pytest.param((8, 8300), marks=pyte
 
 @pytest.mark.parametrize("lengths", FEW)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize(
-    ("options", "kinds"),
-    [
-        pytest.param(options, kinds, marks=() if (row + column) % 3 == 1 else pytest.mark.slow)
-        for row, options in enumerate(OPTIONS)
-        for column, kinds in enumerate((*KINDS, JOINED))
-    ],
-)
+@a_third_of_the_cases(1)
 def test_few_queries(options, dtype, kinds, lengths, monkeypatch):
     """Their keys and values are read where they lie."""
     monkeypatch.setattr(native, "poisons", True)

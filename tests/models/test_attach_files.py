@@ -74,9 +74,7 @@ def test_weights_in_other_numbers_are_refused(name, tmp_path):
     weights = load_file(file)
     weights[name] = weights[name].to(torch.int64)
     save_file(weights, file, {"format": "pt"})
-    with pytest.raises(
-        InputError, match=rf"^checkpoint: '{name}' is torch.int64, expected floating-point numbers of 16"
-    ):
+    with pytest.raises(InputError, match=rf"^checkpoint: '{name}' is torch.int64, expected floating-point numbers of"):
         load_attached(tmp_path, transformers.AutoModel)
 
 

@@ -302,9 +302,7 @@ def test_models_that_do_not_tell_texts_by_positions_refuse_them(name):
 def test_texts_in_a_row_cannot_be_continued():
     model = attach_unverified(transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED)).eval(), "tisa")
     _, row = packed("position_ids, with a cache")
-    with pytest.raises(
-        InputError, match=r"^position_ids: they start again within a row, but a cache continues one text; pass"
-    ):
+    with pytest.raises(InputError, match=r"^position_ids: they start again within a row, but a cache continues one"):
         model.generate(**row, max_new_tokens=2)
     ids = row["input_ids"]
     mask = torch.ones_like(ids).index_fill(1, torch.arange(3), 0)
@@ -334,9 +332,7 @@ def test_texts_that_a_matrix_keeps_apart():
             attach_unverified(make_bert(), position),
         ):
             for mask in (visible, additive):
-                with pytest.raises(
-                    InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the start of a row"
-                ):
+                with pytest.raises(InputError, match=r"^position: (Logn|Fire|Rope\+Shaw) counts positions from the"):
                     model(ids, attention_mask=mask)
     for model, shown, positions in ((make_decoder("Llama"), visible, None), (make_bert(), both, row["position_ids"])):
         attach_unverified(model, "tisa")
@@ -387,9 +383,7 @@ def test_a_method_for_causal_attention_refuses_a_matrix_that_shows_later_tokens(
 def test_a_second_rotation_is_refused():
     model = make_decoder("Llama")
     for position in ("rope", "rope+tisa", "rope/none/none"):
-        with pytest.raises(
-            InputError, match=rf"^position: .* and '{re.escape(position)}' would rotate them again; 'none' k"
-        ):
+        with pytest.raises(InputError, match=rf"^position: .* and '{re.escape(position)}' would rotate them again;"):
             attach_unverified(model, position)
     attach_unverified(make_bert(), "rope")
     attach_unverified(model, "rope", keep_absolute=False)

@@ -156,9 +156,7 @@ def test_layers_that_add_masks_themselves_get_padding():
     attach(model, "none")
     assert model.encoder.attention_type == "block_sparse"
     close(states(copy.deepcopy(model), inputs), expected)
-    with pytest.raises(
-        InputError, match=r"^attention_mask: layers that add masks to scores themselves support only pad"
-    ):
+    with pytest.raises(InputError, match=r"^attention_mask: layers that add masks to scores themselves support only"):
         torch.zeros(2, 2, 3, 3) + MaskSpec(3, causal=True)
 
 
@@ -201,9 +199,7 @@ def test_forwards_that_are_functions_are_refused():
         attach(model, "t5")
     del layer.forward
     layer.lock = threading.Lock()
-    with pytest.raises(
-        InputError, match=r"^model: attach checks a copy of the model, and copying failed \(cannot pickle"
-    ):
+    with pytest.raises(InputError, match=r"^model: attach checks a copy of the model, and copying failed \(cannot"):
         attach(model, "t5")
 
 
@@ -225,9 +221,7 @@ def test_a_model_that_a_mask_makes_causal_runs_with_and_without_one(position, ve
         changed = (model(later, **inputs).last_hidden_state - states)[0, :6].abs().amax()
         assert (changed > 1e-4) == (not inputs)
     detach(model)
-    with pytest.raises(
-        InputError, match=r"^position: VideoPrismTextModel is causal only with an attention_mask, but L"
-    ):
+    with pytest.raises(InputError, match=r"^position: VideoPrismTextModel is causal only with an attention_mask, but"):
         attach(model, "logn", verify=verify)
 
 

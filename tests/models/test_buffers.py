@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -37,12 +38,11 @@ def build(attached):
 
 def save_and_load(model, attached, folder):
     model.save_pretrained(folder)
-    if attached:
-        return whereformer.load_attached(folder, transformers.BertModel, add_pooling_layer=False).eval()
-    return Encoder.from_pretrained(folder).eval()
+    load = partial(whereformer.load_attached, model_class=transformers.BertModel, add_pooling_layer=False)
+    return (load if attached else Encoder.from_pretrained)(folder).eval()
 
 
-def load_state(model, attached, folder):
+def load_state(model, attached, _):
     fresh = build(attached)
     fresh.load_state_dict(model.state_dict())
     return fresh

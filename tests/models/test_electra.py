@@ -327,9 +327,7 @@ def test_errors_name_the_argument():
         model(**{**inputs, "attention_mask": inputs["attention_mask"][:, 1:]}, labels=labels)
     with pytest.raises(ValueError, match=r"tie_word_embeddings: .* share their embeddings, got False"):
         build(tie_word_embeddings=False)
-    with pytest.raises(
-        ValueError, match=r"^generator_size: no .* 0.25 times .*: lm_head: 'tied' needs .* use lm_head='bert'"
-    ):
+    with pytest.raises(ValueError, match=r"^generator_size: no .* 0.25 times .*: lm_head: 'tied' needs .* use"):
         build(lm_head="tied", embedding_size=32)
     build(lm_head="tied", embedding_size=32, generator_size=1)
     with pytest.raises(

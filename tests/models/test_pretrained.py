@@ -38,6 +38,11 @@ def outputs(model, inputs):
     return [getattr(out, name) for name in OUTPUTS if name in out]
 
 
+def refuses(error, message, *arguments, **options):
+    with pytest.raises(error, match=message):
+        load_pretrained(*arguments, **options)
+
+
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("attention_type", ["relative_shift", pytest.param("factorized", marks=pytest.mark.slow)])
 def test_the_same_outputs(name, attention_type, tmp_path):
@@ -96,8 +101,7 @@ def test_a_decoder_that_is_not_as_ours_is_refused(layout, tmp_path):
         original = getattr(modeling_funnel, f"Funnel{name}")(FunnelConfig(**{**FUNNEL, **layout})).eval()
         original.save_pretrained(tmp_path)
         if name == "Model":
-            with pytest.raises(ValueError, match=r"^block_sizes: expected a decoder with layers after several .*$"):
-                load_pretrained(tmp_path)
+            refuses(ValueError, r"^block_sizes: expected a decoder with layers after several .*$", tmp_path)
     actual = outputs(load_pretrained(tmp_path, mask_pooling="all"), batch())
     torch.testing.assert_close(actual, outputs(original, batch()), rtol=2e-5, atol=2e-5)
 
@@ -108,8 +112,7 @@ def test_a_funnels_configuration_may_leave_out_defaults(tmp_path):
     rewrite(tmp_path, hidden_act=None, attention_type=None)
     assert load_pretrained(tmp_path).config.to_dict() == expected
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "funnel", "architectures": ["FunnelBaseModel"]}))
-    with pytest.raises(ValueError, match=r"of shape \(30522, 768\), got \(40, 16\)|it has no 'encoder"):
-        load_pretrained(tmp_path)
+    refuses(ValueError, r"of shape \(30522, 768\), got \(40, 16\)|it has no 'encoder", tmp_path)
 
 
 def test_fewer_layers_than_there_are_have_to_be_asked_for(tmp_path):
@@ -118,10 +121,7 @@ def test_fewer_layers_than_there_are_have_to_be_asked_for(tmp_path):
     assert dropped
     assert all(name.startswith("encoder.blocks.2.0.") for name in dropped)
     rewrite(tmp_path, block_sizes=[1, 2], block_repeats=[1, 1])
-    with pytest.raises(
-        ValueError, match=r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', but a model with"
-    ):
-        load_pretrained(tmp_path)
+    refuses(ValueError, r"^checkpoint: it has 'encoder.blocks.2.0.attention.k_head.bias', but a model with", tmp_path)
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
@@ -134,34 +134,23 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         with pytest.raises(OSError, match=message):
             load_pretrained(tmp_path)
     rewrite(tmp_path, d_model="wide")
-    with pytest.raises(
-        ValueError, match=r"^path_or_id: its config.json does not describe a model .*'d_model' expected int, got str"
-    ):
-        load_pretrained(tmp_path)
+    refuses(ValueError, r"^path_or_id: its config.json does not describe .*'d_model' expected int, got str", tmp_path)
 
 
 def test_bad_checkpoints(tmp_path):
     model = theirs("Model")
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="position 'tisa' has no option 'kernels'"):
-        load_pretrained(tmp_path, "tisa", kernels=3)
-    with pytest.raises(ValueError, match=r"checkpoint: expected .* of shape .*, got .*; options may"):
-        load_pretrained(tmp_path, intermediate_size=32)
+    refuses(ValueError, "position 'tisa' has no option 'kernels'", tmp_path, "tisa", kernels=3)
+    refuses(ValueError, r"checkpoint: expected .* of shape .*, got .*; options may", tmp_path, intermediate_size=32)
     (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    with pytest.raises(OSError, match=r"from safetensors only, since a pickle such as pytorch_model.bin can run"):
-        load_pretrained(tmp_path)
+    refuses(OSError, r"from safetensors only, since a pickle such as pytorch_model.bin can run", tmp_path)
     state = {name: tensor for name, tensor in model.state_dict().items() if "decoder.layers.1.ffn" not in name}
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ValueError, match=r"checkpoint: it has no 'decoder.layers.1.ffn.linear_1.weight'"):
-        load_pretrained(tmp_path)
+    refuses(ValueError, r"checkpoint: it has no 'decoder.layers.1.ffn.linear_1.weight'", tmp_path)
     for missing in (tmp_path / "nowhere", str(tmp_path / "nowhere")):
-        with pytest.raises(OSError, match=r"^path_or_id: expected a folder with a checkpoint, .*, got '.*/nowhere'$"):
-            load_pretrained(missing)
+        refuses(OSError, r"^path_or_id: expected a folder with a checkpoint, .*, got '.*/nowhere'$", missing)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(
-        ValueError, match=r"path_or_id: expected a checkpoint of model_type whereformer, .*, funnel.*; got 'gpt2'"
-    ):
-        load_pretrained(tmp_path)
+    refuses(ValueError, r"path_or_id: expected a checkpoint of model_type whereformer.*funnel.*; got 'gpt2'", tmp_path)
 
 
 def test_the_folder_of_a_run_names_the_folder_of_its_model(tmp_path):

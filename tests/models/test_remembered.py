@@ -4,13 +4,13 @@ import copy
 import gc
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 
 import pytest
 import torch
 
 import whereformer.kernels
 from tests.kernels.cases import need_native
+from tests.kernels.test_plan_cache import without_memories
 from whereformer import Encoder, EncoderConfig, position_names
 from whereformer.kernels import remember
 from whereformer.positions import tables
@@ -28,13 +28,6 @@ SIZES |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 def _memories():
     need_native()
     remember(True)
-    yield
-    remember(True)
-
-
-@contextmanager
-def without_memories():
-    remember(False)
     yield
     remember(True)
 

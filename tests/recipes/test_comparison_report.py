@@ -149,9 +149,8 @@ def test_several_seeds_give_medians_and_ranges():
 
 
 def test_the_best_methods_are_told_apart_by_longer_text():
-    level = {"a": {"loss": 4.0}, "b": {"loss": 4.01, "extrapolates": False}, "none": {"loss": 6.0}}
-    sentence = "With 64 tokens at a time, 4 times as many as in training, their losses are: a 4.400 and b n/a."
-    assert report_of(level, guessing=7.0).sentences[1] == sentence
+    level = {"a": {"loss": 4.0}, "b": {"loss": 4.01, "extrapolates": False}, "none": {"loss": 4.9}}
+    assert "4 times as many as in training, their losses are: a 4.400 and b n/a." in report_of(level).sentences[1]
 
 
 def test_what_came_from_outside_is_escaped(text):

@@ -125,8 +125,7 @@ def _summary(name: str) -> str:
 
 def command_class(name: str) -> type[Any]:
     """Import the class of a command's options."""
-    kind: type[Any] = resolve_name(f"whereformer.{COMMANDS[name]}")
-    return kind
+    return resolve_name(f"whereformer.{COMMANDS[name]}")
 
 
 def execute(command: Any, words: Sequence[str] = ()) -> None:

@@ -12,7 +12,7 @@ import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields, replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -291,7 +291,6 @@ def find_user_file(kind: type[Recipe]) -> Path | None:
     return None if is_ours or file is None else Path(file)
 
 
-@cache
 def hints(kind: type[Any]) -> dict[str, Any]:
     """Return the annotation of each option, with its markers."""
     annotations = get_type_hints(kind, include_extras=True)

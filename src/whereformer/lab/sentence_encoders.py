@@ -105,8 +105,7 @@ class SentenceEncoder:
 
     def ids(self, text: str) -> list[int]:
         """Return the token ids of a text, without special ones."""
-        ids: list[int] = self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
-        return ids
+        return self.tokenizer(text, add_special_tokens=False, truncation=False, verbose=False)["input_ids"]
 
     def add_special_tokens(self, rows: Tensor) -> Tensor:
         """Return token ids with all that belong around a text, (rows, n + extra), from a text's own, (rows, n)."""
@@ -115,8 +114,7 @@ class SentenceEncoder:
 
     def states(self, ids: Tensor) -> Tensor:
         """Return the last hidden states, (rows, n, hidden_size), of token ids, (rows, n)."""
-        states: Tensor = self.model(ids).last_hidden_state
-        return states
+        return self.model(ids).last_hidden_state
 
     def pool(self, states: Tensor) -> Tensor:
         """Return the vectors of texts, (rows, hidden_size), as sentence-transformers makes them."""

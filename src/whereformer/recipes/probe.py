@@ -372,13 +372,9 @@ class Probe(ManyRuns):
             title, notes = f"Accuracy at {length} symbols, {times}", (READING,) if length == self.lengths[-1] else ()
             heads: list[Column | str] = ["position", *(Column(task, optional=True) for task in self.tasks), "solved"]
             sheets.append(Sheet.of(title, heads, rows, notes=notes, looks={0: "dim"}))
-        if len(seeds) == 1:
-            about = (
-                "This is one seed. With another seed or more steps, a method may solve a task that it failed here; use "
-                "several seeds to see how often."
-            )
-        else:
-            about = f"Solved means solved with each of {len(seeds)} seeds. With more steps, more may be solved."
+        one = "This is one seed. With more seeds or steps, a method may solve a task that it failed here."
+        several = f"Solved means solved with each of {len(seeds)} seeds. With more steps, more may be solved."
+        about = one if len(seeds) == 1 else several
         tasks = [(name, TASKS[name].question, TASKS[name].needs, Cell(*TASKS[name].example)) for name in self.tasks]
         texts = (Column(name, left=True, wraps=True) for name in ("question", "needs"))
         sheets.append(Sheet.of("The tasks", ["task", *texts, Column("example", left=True, aligned=True)], tasks))
@@ -390,12 +386,12 @@ class Probe(ManyRuns):
         columns: list[Column | str] = ["task", "", "method", *symbols]
         sheets += examples.build_sheet("A solved and a failed input of each task", [*shown.values()], columns=columns)
         sentences = sentences or ["Nothing to compare: no method but none was tried, or none solves every task too."]
-        summary = report.Report("What can each position method do?", [*sentences, about], sheets, results)
+        answer = report.Report("What can each position method do?", [*sentences, about], sheets, results)
         if self.steps >= verdicts.PROBE_STEPS:
-            return summary
+            return answer
         out = self.out.with_name(f"{self.out.name.removesuffix('-quick')}-{verdicts.PROBE_STEPS}-steps")
         command = self.format_command(steps=verdicts.PROBE_STEPS, quick=False, out=out)
-        return replace(summary, advice="To train longer", next_command=command)
+        return replace(answer, advice="To train longer", next_command=command)
 
 
 @dataclass(frozen=True)

@@ -92,8 +92,7 @@ class MaskSpec:
     def __radd__(self, scores: Tensor) -> Tensor:
         """Mask scores (batch, heads, n_q, n_k) of a layer that does not dispatch its attention, if it is padding."""
         if self.causal or self.window or self.documents is not None or self.matrix is not None:
-            reason = "layers that add masks to scores themselves support only padding masks"
-            raise InputError("attention_mask", reason)
+            raise InputError("attention_mask", "layers that add masks to scores themselves support only padding masks")
         keys = self.key_mask(len(scores))
         return scores if keys is None else scores.masked_fill(~keys[:, None, None], torch.finfo(scores.dtype).min)
 

@@ -50,8 +50,7 @@ def trial_copy(model: PreTrainedModel) -> Iterator[PreTrainedModel]:
         try:
             copied = copy_without_hooks(model, weights)
         except (RuntimeError, TypeError) as error:
-            reason = f"attach checks a copy of the model, and copying failed ({error})"
-            raise InputError("model", reason) from error
+            raise InputError("model", f"attach checks a copy of the model, and copying failed ({error})") from error
         yield copied.eval()
 
 
