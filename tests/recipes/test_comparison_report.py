@@ -104,16 +104,16 @@ def test_examples_are_words_that_methods_fill_in_and_where_they_differ():
     known = {"none": wrong, "tisa": targets, "rope": [*targets[:5], *wrong[5:]]}
     runs = {name: {0: replace(outcome(4.0), answers=answers), 1: outcome(4.0)} for name, answers in known.items()}
     held_out = SimpleNamespace(inputs=inputs, labels=labels)
-    (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=False)
+    (sheet,) = build_examples(runs, ["tisa", "rope"], held_out, Letters(), causal=False)
     rows = [[cell.text for cell in row] for row in sheet.rows]
     assert rows[0] == ["bb ____ dd ee ff gg hh ii jj kk ll mm nn oo pp qq", "cc", "tisa and rope", "none: dd"]
     assert all("tisa" in right and "none" in wrong for _, _, right, wrong in rows)
     assert [word for _, word, *_ in rows] == ["cc", "ee", "gg", "ii"]
     assert [column.wraps for column in sheet.columns] == [True, False, False, False]
-    (sheet,) = build_examples(runs, "none", held_out, Letters(), causal=True)
+    (sheet,) = build_examples(runs, ["tisa", "rope"], held_out, Letters(), causal=True)
     assert [cell.text for cell in sheet.rows[0]][:2] == ["bb ____", "cc"]
     runs["rope"] = {0: outcome(4.0)}  # as from a record of an earlier version
-    assert build_examples(runs, "none", held_out, Letters(), causal=False) == []
+    assert build_examples(runs, ["tisa", "rope"], held_out, Letters(), causal=False) == []
 
 
 @pytest.fixture(scope="module")
@@ -146,6 +146,11 @@ def test_several_seeds_give_medians_and_ranges():
     first = Page(page).cells[0]
     assert (first[2], first[5]) == (f"4.0054.00{TO}4.01", "24.5%")
     assert "seeds 0 and 1" in page
+
+
+def test_the_best_methods_are_told_apart_by_longer_text():
+    level = {"a": {"loss": 4.0}, "b": {"loss": 4.01, "extrapolates": False}, "none": {"loss": 4.9}}
+    assert "4 times as many as in training, their losses are: a 4.400 and b n/a." in report_of(level).sentences[1]
 
 
 def test_what_came_from_outside_is_escaped(text):

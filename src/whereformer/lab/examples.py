@@ -31,8 +31,7 @@ def build_sheet(
         Column(column, left=True, wraps=count > MAX_LETTERS) if isinstance(column, str) else column
         for column, count in zip(columns, letters, strict=False)  # a table without rows has no counts
     ]
-    notes = (note,) if note else ()
-    return [Sheet.of(title, heads, full, notes=notes, name_column=-1, page_only=True)] if full else []
+    return [Sheet.of(title, heads, full, notes=(note,) * bool(note), name_column=-1, page_only=True)] if full else []
 
 
 def compare_answers(text: str, right: str, answers: Mapping[str, str]) -> list[str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..analysis.ranking import Ranking
 from ..data.windows import IGNORED
+from ..errors import join_words
 from ..lab import examples
 from ..lab.report import score_report
 from ..lab.report.report import Figure
@@ -94,34 +95,39 @@ def build_table(ranking: Ranking, runs: Results, *, lengths: Sequence[int], caus
     return Sheet.of(title, columns, rows, notes=(" ".join(notes),), name_column=1, looks=looks_of)
 
 
+def describe_longer(ranking: Ranking, runs: Results, lengths: Sequence[int]) -> list[str]:
+    """Return a sentence that helps to choose among several best methods: their losses on the longest text."""
+    cells = {name: loss_cell([result.scores[-1] for result in runs[name].values()]) for name in ranking.best}
+    losses = [f"{name} {cell.text}" for name, cell in cells.items()]
+    where = f"With {lengths[-1]} tokens at a time, {lengths[-1] / lengths[0]:g} times as many as in training"
+    return [f"{where}, their losses are: {join_words(losses)}."] if len(losses) > 1 < len(lengths) else []
+
+
 def build_figures(ranking: Ranking, runs: Results, *, lengths: Sequence[int], guessing: float) -> Iterator[Figure]:
     """Yield the figures of losses over training and over length."""
     training, ranges = {}, {}
     for row in ranking.rows:
         results = list(runs[row.position].values())
-        means = [statistics.fmean(step) for step in zip(*(result.losses for result in results), strict=True)]
+        means = [fmean(step) for step in zip(*(result.losses for result in results), strict=True)]
         training[row.position] = score_report.smooth(means)
         by_length = {
             length: [result.scores[index][0] for result in results]
             for index, length in enumerate(lengths)
             if not any(isinstance(result.scores[index], str) for result in results)
         }
-        ranges[row.position] = {
-            length: (min(seeds), statistics.median(seeds), max(seeds)) for length, seeds in by_length.items()
-        }
+        ranges[row.position] = {length: (min(seeds), median(seeds), max(seeds)) for length, seeds in by_length.items()}
     several = any(len(models) > 1 for models in runs.values())
-    caption = f"Moving averages{', and means over seeds' * several}."
+    caption = f"Moving averages{', and means over seeds' * several}. Losses may jump where windows become longer."
     yield Figure("Training loss over steps", score_report.paint_over_steps(training, guessing), caption)
     bars = " Bars: the range over seeds." if several else ""
     caption = f"Trained on {lengths[0]} tokens at a time, then tested on more.{bars}"
     yield Figure("Held-out loss over length", score_report.paint_over_length(ranges), caption)
 
 
-def build_examples(runs: Results, baseline: str, held_out: HeldOut, tokenizer: Any, *, causal: bool) -> list[Sheet]:
+def build_examples(runs: Results, best: list[str], held_out: HeldOut, tokenizer: Any, *, causal: bool) -> list[Sheet]:
     """Return a table of words of held-out text that methods fill in, by the models of the first seed.
 
-    First come words that the baseline, the method without positions, does not know; and first among these, words on
-    which the methods differ most.
+    First come words that most of the best methods know and most others do not, since these show what the ranking means.
     """
     answers_of = {name: models[min(models)].answers for name, models in runs.items()}
     if not (limit := min(map(len, answers_of.values()))):
@@ -130,8 +136,10 @@ def build_examples(runs: Results, baseline: str, held_out: HeldOut, tokenizer: A
     words = examples.find_words(tokenizer, held_out.inputs, held_out.labels, limit)
     right = {word: [name for name in runs if answers_of[name][word] == targets[word]] for word in words}
     differing = [word for word in words if 0 < len(right[word]) < len(runs)]
+    behind = [name for name in runs if name not in best] or best
+    shares = {word: [fmean(name in right[word] for name in part) for part in (best, behind)] for word in differing}
     chosen, rows = list[int](), list[list[str]]()
-    for word in sorted(differing, key=lambda word: (baseline in right[word], abs(2 * len(right[word]) - len(runs)))):
+    for word in sorted(differing, key=lambda word: shares[word][1] - shares[word][0]):
         is_new = [targets[earlier] for earlier in chosen].count(targets[word]) < MAX_ALIKE
         if len(rows) < examples.MAX_ROWS and is_new and all(abs(word - earlier) > APART for earlier in chosen):
             chosen.append(word)
@@ -140,7 +148,9 @@ def build_examples(runs: Results, baseline: str, held_out: HeldOut, tokenizer: A
                 *(tokenizer, held_out.inputs, held_out.labels, word, answers), causal=causal
             )
             rows.append(examples.compare_answers(text, answer, dict(zip(runs, by_name, strict=True))))
-    note = f"Held-out text with a word left out ({examples.BLANK}), the first seed's models, and what each answers."
+    note = (
+        f"The first seed's models fill in held-out text ({examples.BLANK}). First come words that only the best know."
+    )
     return examples.build_sheet("Which words does a method get right?", rows, note)
 
 

@@ -90,6 +90,10 @@ class FinetuneResult:
     answers: list[int] = field(default_factory=list)
 
 
+Results = Mapping[tuple[str, str, int], FinetuneResult]
+"""Fine-tuned models, by task, model and seed."""
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The data that all runs start from. Every model has read the longest row."""
@@ -324,7 +328,7 @@ class Finetune(ManyRuns, Trains):
         num_truncated = sum(split.num_truncated for split in task.splits.values())
         return [f"{num_truncated:,} rows were truncated to {self.max_length} tokens"] if num_truncated else []
 
-    def report(self, results: Mapping[tuple[str, str, int], FinetuneResult], seeds: range) -> report.Report:
+    def report(self, results: Results, seeds: range) -> report.Report:
         """Return the tables, laid out as in the TISA paper, and conclusions."""
         scores: dict[tuple[str, str], dict[str, list[float]]] = {}
         for (task, name, _), result in results.items():
@@ -350,9 +354,7 @@ class Finetune(ManyRuns, Trains):
         sentences = [verdicts.choose_method(labeled_gains, len(seeds)), *notes]
         return report.Report(f"What does position add to {self.model}?", sentences, sheets, results)
 
-    def build_examples(
-        self, task: str, results: Mapping[tuple[str, str, int], FinetuneResult], seed: int
-    ) -> list[Sheet]:
+    def build_examples(self, task: str, results: Results, seed: int) -> list[Sheet]:
         """Return a table of a task's inputs whose answer depends on the model, by the models of one seed."""
         answers_of = {name: results[task, name, seed].answers for name in self.variants}
         data, rows = self.prepared.tasks[task], list[list[str]]()
@@ -388,12 +390,7 @@ def table(
     return Sheet.of(f"{position}: scores in percent", columns, rows)
 
 
-def ranking(
-    results: Mapping[tuple[str, str, int], FinetuneResult],
-    tasks: Sequence[str],
-    names: Sequence[str],
-    seeds: Sequence[int],
-) -> Sheet:
+def ranking(results: Results, tasks: Sequence[str], names: Sequence[str], seeds: Sequence[int]) -> Sheet:
     """Return the table of all models, the best mean first: of a task's scores, and of tasks, as in GLUE."""
     columns = {}
     for name in names:
