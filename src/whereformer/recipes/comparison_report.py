@@ -127,7 +127,7 @@ def build_figures(ranking: Ranking, runs: Results, *, lengths: Sequence[int], gu
 def build_examples(runs: Results, best: list[str], held_out: HeldOut, tokenizer: Any, *, causal: bool) -> list[Sheet]:
     """Return a table of words of held-out text that methods fill in, by the models of the first seed.
 
-    First come words that most of the best methods know and most others do not, since these show what the ranking means.
+    First come words that most of the best methods know and most others do not, because they explain the ranking.
     """
     answers_of = {name: models[min(models)].answers for name, models in runs.items()}
     if not (limit := min(map(len, answers_of.values()))):
