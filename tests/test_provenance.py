@@ -1,3 +1,4 @@
+import json
 import shutil
 import subprocess
 
@@ -40,8 +41,14 @@ def test_the_commit_of_a_checkout_whatever_its_tags_and_whether_it_was_changed(c
     assert provenance.commit() == f"{commit}-dirty"
 
 
-def test_results_say_where_they_come_from():
-    facts = provenance.provenance()
-    assert list(facts) == ["date", "commit", "machine", "versions"]
-    assert facts["machine"]["cpu"]
-    assert facts["versions"]["torch"] == torch.__version__
+def test_results_say_where_they_come_from(tmp_path):
+    write_results = pytest.importorskip("benchmarks.result_files", reason="tested without benchmarks").write_results
+    path = tmp_path / "folder" / "results.json"
+    write_results(path, {"rows": [1]})
+    results = json.loads(path.read_text())
+    assert list(results) == ["date", "commit", "machine", "versions", "rows"]
+    assert results["rows"] == [1]
+    assert results["machine"]["cpu"]
+    assert results["versions"]["torch"] == torch.__version__
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        write_results(path, {"rows": [float("nan")]})

@@ -123,9 +123,11 @@ def test_apply_hooks_checks_what_a_method_would_take_in_silence():
             reads.attend(inputs[0][..., :32], *inputs[1:], site_of(12))
     with pytest.raises(InputError, match=r"query: the method was built for 4 heads of width 16, got \(1, 2, 12, 16\)"):
         rope.attend(inputs[0], *(tensor[:, :2] for tensor in inputs[1:]), site_of(12))
-    with pytest.raises(InputError, match=r"site\.new_key_positions: Fox needs all keys, not only the new ones: cache"):
+    message = r"site\.new_key_positions: Fox needs all keys, not only the new ones: cache keys before"
+    with pytest.raises(InputError, match=message):
         fox.apply_hooks(*inputs, dataclasses.replace(site_of(12), new_key_positions=site_of(1).key_positions))
-    with pytest.raises(InputError, match="causal: the method was built to count keys on both sides; pass causal=True"):
+    message = "causal: the method was built to count keys on both sides; pass causal=True to build_position"
+    with pytest.raises(InputError, match=message):
         logn.attend(*inputs, dataclasses.replace(site_of(12), causal=True))
 
 

@@ -189,8 +189,7 @@ def test_results_of_an_earlier_version_of_a_file_are_refused(tmp_path, monkeypat
     for source, number in ((OWN, "8"), (OWN + "# changed", "7")):
         with pytest.raises(SystemExit):
             run(source, number)
-        message = capsys.readouterr().err
-        assert "out has results for a different version of the code; choose another folder" in message
+        assert "out has results for a different version of the code; choose another folder" in capsys.readouterr().err
 
 
 def test_the_version_of_code_has_packages_and_what_relative_imports_reach(tmp_path):

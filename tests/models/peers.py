@@ -9,9 +9,16 @@ from huggingface_hub.errors import StrictDataclassFieldValidationError
 from torch import nn
 
 from whereformer import attach
+from whereformer.errors import InputError
 
 attach_unverified = partial(attach, verify=False)
 """``attach`` without the comparison that takes most of its time; test_attach_verify makes it for all models here."""
+
+
+def refused(message):
+    """The context of an InputError with this message."""
+    return pytest.raises(InputError, match=message)
+
 
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 32}
 SIZES = {"vocab_size": 50, **LAYERS, "max_position_embeddings": 40}

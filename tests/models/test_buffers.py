@@ -53,6 +53,7 @@ COPIES = {
     "load_state_dict": load_state,
     "deepcopy": lambda model, *_: copy.deepcopy(model),
     "pickle": lambda model, *_: pickle.loads(pickle.dumps(model)),
+    "float64 and back": lambda model, *_: copy.deepcopy(model).double().float(),
     "bfloat16 and back": lambda model, *_: copy.deepcopy(model).bfloat16().float(),
 }
 

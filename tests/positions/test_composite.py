@@ -72,7 +72,8 @@ def test_a_method_of_the_embeddings_is_below_all_layers():
     assert [type(part).__name__ for part in position.components()] == ["Learned", "Tisa", "Rope"]
     words, positions = embeddings(5), Positions(0, 1, 5)
     assert torch.equal(position.embed(words, positions), position.parts[0].embed(words, positions))
-    with pytest.raises(ValueError, match=r"^position: learned acts on the embeddings, so it must appear in every"):
+    message = r"^position: learned acts on the embeddings, so it must appear in every layer"
+    with pytest.raises(ValueError, match=message):
         build("learned+tisa/rope", 2)
 
 

@@ -105,8 +105,7 @@ def test_no_position_is_no_error(save):
 
 
 def test_electra_of_ours(save):
-    config = ElectraPretrainingConfig.from_dict(ours("learned+tisa").config.to_dict())
-    model = find(save(Electra(config)))
+    model = find(save(Electra(ElectraPretrainingConfig.from_dict(ours("learned+tisa").config.to_dict()))))
     assert model.table is not None
     assert len(model.heads) == 4
 

@@ -320,8 +320,7 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_
         (tmp_path / "m" / "sentence_bert_config.json").unlink()
     (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "m" / name).write_text(json.dumps(content))
-    line = fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
-    assert message in line
+    assert message in fails(capsys, "extend", path, "--data", documents, "--out", str(tmp_path / "out"))
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json", "2_Normalize/config.json"])

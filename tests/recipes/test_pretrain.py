@@ -432,8 +432,7 @@ def test_bad_arguments_give_one_line_and_exit_code_2_before_the_text_is_read(
     arguments, expected, tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(TextSource, "fingerprint", None)
-    message = fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
-    assert expected in message
+    assert expected in fails(capsys, "pretrain", "--out", str(tmp_path / "out"), *arguments)
 
 
 def test_too_little_text_for_a_window_and_a_window_too_short_for_its_padding(text, tmp_path, capsys):

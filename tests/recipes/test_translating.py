@@ -103,8 +103,7 @@ def test_a_tokenizer_that_does_not_pad_is_refused(entry, value, problem, untrain
 
 def test_what_is_not_utf_8_is_told_by_its_line(model, capsys, monkeypatch):
     set_stdin(monkeypatch, b"where is the cat?\n\nwhere \xff is\nwhere is the dog?\n")
-    message = fails(capsys, "translate", "run", model)
-    assert "the standard input, line 3: not UTF-8 text (" in message
+    assert "the standard input, line 3: not UTF-8 text (" in fails(capsys, "translate", "run", model)
 
 
 def test_what_comes_out_is_utf_8_wherever(model, monkeypatch):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable, Mapping
@@ -225,6 +226,11 @@ class ManyRuns(Recipe):
     models are small; on the CPU one, or if models are small one for each core, but at most 8."""
     ray: Annotated[str | None, MayChange] = None
     """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head; "local" starts one here."""
+
+    def name_folder(self, steps: int, seeds: int = 1) -> Path:
+        """Return the folder of a longer run, next to this one's."""
+        name = re.sub(r"(-quick)?(-\d+-steps)?(-\d+-seeds)?$", "", self.out.name) + f"-{steps}-steps"
+        return self.out.with_name(name + f"-{seeds}-seeds" * (seeds > 1))
 
 
 @dataclass(frozen=True, kw_only=True)

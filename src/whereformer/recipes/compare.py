@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shutil
 import statistics
 import time
@@ -569,13 +568,12 @@ class Compare(ManyRuns):
             minutes /= min(jobs, advised.seeds * len(advised.positions))
         amount, unit = (round(minutes), "minute") if minutes < 100 else (round(minutes / 60), "hour")
         duration = f"{max(1, amount)} more {unit}{'s' * (amount > 1)}{' with one job at a time' * bool(self.ray)}"
-        name = re.sub(r"(-quick)?(-\d+-steps)?(-\d+-seeds)?$", "", self.out.name) + f"-{advised.steps}-steps"
         command = self.format_command(
             positions=tuple(name for name in self.positions if name in advised.positions),
             steps=advised.steps,
             seeds=advised.seeds,
             quick=False,
-            out=self.out.with_name(name + f"-{advised.seeds}-seeds" * (advised.seeds > 1)),
+            out=self.name_folder(advised.steps, advised.seeds),
         )
         return replace(result, advice=f"{advised.purpose} (about {duration})", next_command=command)
 

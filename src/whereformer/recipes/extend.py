@@ -211,11 +211,8 @@ class Extend(Recipe):
     def report(self, result: ExtendResult) -> report.Report:
         """Return the report: how good the model is, and how it improved during training."""
         _, last_short, _, last_found = result.curve[-1]
-        heads: list[Column | str] = [
-            "step",
-            *(Column(name, "cosine", optional=True) for name in (SHORT, CHUNKS)),
-            FOUND,
-        ]
+        cosines = (Column(name, "cosine", optional=True) for name in (SHORT, CHUNKS))
+        heads: list[Column | str] = ["step", *cosines, FOUND]
         rows = [
             (f"{step:,}", f"{short:.4f}", f"{chunks:.4f}", f"{passages:.1%}")
             for step, short, chunks, passages in result.curve

@@ -389,8 +389,8 @@ class Probe(ManyRuns):
         answer = report.Report("What can each position method do?", [*sentences, about], sheets, results)
         if self.steps >= verdicts.PROBE_STEPS:
             return answer
-        out = self.out.with_name(f"{self.out.name.removesuffix('-quick')}-{verdicts.PROBE_STEPS}-steps")
-        command = self.format_command(steps=verdicts.PROBE_STEPS, quick=False, out=out)
+        longer = {"steps": verdicts.PROBE_STEPS, "out": self.name_folder(verdicts.PROBE_STEPS)}
+        command = self.format_command(quick=False, **longer)
         return replace(answer, advice="To train longer", next_command=command)
 
 

@@ -152,9 +152,8 @@ class CallStruct:
             if (factors := getattr(call, name)) is not None:
                 setattr(struct, field, factors.shape[3])
         struct.dtype, (struct.batch_parts, struct.row_parts) = DTYPES[call.value.dtype], parts
-        struct.table_dtype = DTYPES[
-            next((table.dtype for table in call.tables[1:] if table is not None), call.score_dtype)
-        ]
+        table_dtypes = [table.dtype for table in call.tables[1:] if table is not None]
+        struct.table_dtype = DTYPES[table_dtypes[0] if table_dtypes else call.score_dtype]
         self._set_positions(call)
         struct.has_least, struct.least = call.min_offset is not None, call.min_offset or 0
         struct.has_most, struct.most = call.max_offset is not None, call.max_offset or 0
