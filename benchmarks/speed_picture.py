@@ -16,8 +16,10 @@ from rich.console import Console
 from whereformer.lab.recipe import WithPlugin
 
 LENGTHS = 128, 512, 2048
-UNIT, LEFT, BAR = 100, 92, 15
+UNIT, LEFT, BAR = 64, 92, 15
 """Pixels of the time without positions, left of the bars, and of a bar's height."""
+MIN_INSIDE = 32
+"""The pixels of a bar into which its number fits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class SpeedPicture(WithPlugin):
                 for way, kind in (("auto", "good"), ("sdpa+bias", "other")):
                     ratio = ratios[dtype, n, way]
                     parts.append(box(LEFT, y, ratio * UNIT, BAR - 2, kind))
-                    inside = kind == "good"  # or it would be on the line
+                    inside = kind == "good" and ratio * UNIT > MIN_INSIDE  # or it would be on the line
                     x, looks = LEFT + ratio * UNIT + (-4 if inside else 4), "end on-good" if inside else "muted"
                     parts.append(text(x, y + 11, f"{ratio:.2f}", looks))
                     y += BAR
