@@ -5,10 +5,8 @@ from transformers.activations import ACT2FN
 
 from tests.models.peers import enlarge
 from tests.models.test_encoder import small_config
+from tests.positions.layers import split_heads
 from whereformer import DenseBias, Site, attention
-
-# Their first token may stand before the first position, where these have no row.
-OF_ROWS = {"floater", "synthesizer", "tupe", "tupe+t5"}
 
 
 def funnel_config(**changes):
@@ -75,20 +73,22 @@ def segment_scores(segments, query, query_types, key_types):
     return scores
 
 
-def split(features, heads):
-    return features.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
 def attend(model, layer, queries, keys, query_tokens, key_tokens):
     """A layer's attention from ``query_tokens`` to ``key_tokens``, each (positions, mask, types)."""
     position, module = model.position, model.layers[model.passes[layer]].attention
     heads, positions = model.config.num_attention_heads, (query_tokens[0], key_tokens[0])
-    rows = [ids.clamp(min=0) if model.config.position in OF_ROWS else ids for ids in positions]
-    site = Site(*rows, layer, key_mask=key_tokens[1], scale=model.config.attention_scale)
-    terms = position.terms(queries, site)
-    query, key, value, options = None, None, split(module.value(keys), heads), {}
+
+    def site_of(method):
+        # The first token may stand before the first position, where these have no row.
+        has_rows = type(method).__name__ in {"Floater", "Synthesizer", "Tupe"}
+        rows = [ids.clamp(min=0) if has_rows else ids for ids in positions]
+        return Site(*rows, layer, key_mask=key_tokens[1], scale=model.config.attention_scale)
+
+    site, components = site_of(position), position.components(layer)
+    terms = sum((method.terms(queries, site_of(method)) for method in components), ())
+    query, key, value, options = None, None, split_heads(module.value(keys), heads), {}
     if position.uses_query_key:
-        query, key = split(module.query(queries), heads), split(module.key(keys), heads)
+        query, key = split_heads(module.query(queries), heads), split_heads(module.key(keys), heads)
         terms += position.content_terms(query, key, site)
         if module.segments is not None and query_tokens[2] is not None:
             terms += (DenseBias(segment_scores(module.segments, query, query_tokens[2], key_tokens[2])),)
