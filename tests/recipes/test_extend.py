@@ -55,9 +55,7 @@ def test_what_it_writes_loads_in_sentence_transformers_and_reads_more(finished, 
     assert len(ids) > 46
     expected = ours.vectors(torch.tensor([ids[:46]])).detach()
     torch.testing.assert_close(torch.tensor(loaded.encode([sentence])), expected, atol=1e-5, rtol=0)
-    assert "truncation" not in json.loads((out / "model" / "tokenizer.json").read_text()) or (
-        json.loads((out / "model" / "tokenizer.json").read_text())["truncation"] is None
-    )
+    assert json.loads((out / "model" / "tokenizer.json").read_text()).get("truncation") is None
     assert AutoTokenizer.from_pretrained(out / "model").model_max_length == 48
 
 
@@ -366,7 +364,9 @@ def test_text_that_is_too_short(model, documents, tmp_path):
 
 
 def test_the_command(model, documents, tmp_path, capsys):
-    main(["extend", model, "--data", documents, "--length", "24", "--steps", "0", "--out", str(tmp_path / "out")])
+    out = tmp_path / "out"
+    main(["extend", model, "--data", documents, "--length=24", "--steps=0", "--threads=2", "--out", str(out)])
     printed = capsys.readouterr().out
     assert "passages found" in printed
     assert "SentenceTransformer" in printed
+    assert json.loads((out / "records.jsonl").read_text().splitlines()[0])["machine"]["threads"] == 2

@@ -92,9 +92,10 @@ class Run:
         self.ray = getattr(recipe, "ray", None)
         self.jobs = getattr(recipe, "jobs", None) or default_jobs(self.device, has_small_models=recipe.has_small_models)
         self.has_small_models = recipe.has_small_models
-        self.threads = torch.get_num_threads()  # of each job
+        default = torch.get_num_threads()
         if self.device == "cpu":
-            self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
+            default = 1 if recipe.has_small_models else max(1, default // self.jobs)
+        self.threads = getattr(recipe, "threads", None) or default  # of each job
         self.counts = self.losses = None  # steps and last loss of each job in progress, shared with processes
         # This process's place in these; the steps of all jobs, and those done in earlier maps; the map's finished jobs.
         self.slot = self.total = self.done = self.finished = 0
@@ -111,7 +112,8 @@ class Run:
         with ExitStack() as stack:
             stack.enter_context(ranks.open_folder(self.folder))
             ranks.join(torch.device(self.device))
-            self.provenance = provenance(self.device)
+            with threads(self.threads):
+                self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._check_outputs()

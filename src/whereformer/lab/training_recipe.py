@@ -94,7 +94,6 @@ class TrainingRecipe(Trains):
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
     def run(self, run: Run) -> report.Report:
-        run.threads = self.threads or run.threads
         prepared = self.prepare(run, run.folder / "cache" if self.cache is None or self.dry_run else self.cache)
         plan = Sheet.of("Plan", ["", Column("", left=True, wraps=True)], self.plan(prepared))
         if self.dry_run:
