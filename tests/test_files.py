@@ -93,13 +93,6 @@ def test_what_is_no_file_is_refused_before_it_is_written(name, expected, folder)
         files.check_outputs("out", folder, [name], [])
 
 
-def fails_with(error):
-    def fails(*arguments):
-        raise error
-
-    return fails
-
-
 def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
     (tmp_path / "disk" / "model").mkdir(parents=True)
     (tmp_path / "disk" / "model" / "old").write_text("")

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,26 +14,22 @@ from whereformer.cli.main import main
 from whereformer.errors import InputError
 from whereformer.lab.run import read_records
 
-ray = pytest.importorskip("ray", reason="ray is not installed")
+needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed")
 
 
-def compare(text, out, *flags):
-    """Compare two methods at a tiny size, and return the values of all records."""
-    main(
-        [
-            "compare",
-            "--data",
-            text,
-            "--out",
-            str(out),
-            "--positions",
-            "none,tisa",
-            "--rate-factors=1",
-            *TINY_ENCODER,
-            *flags,
-        ]
-    )
-    return {name: record["value"] for name, record in read_records(out / "records.jsonl")[1].items()}
+def words(text, out, *flags):
+    """The command that compares two methods at a tiny size."""
+    command = ["compare", "--data", text, "--out", str(out), "--positions=none,tisa", "--rate-factors=1"]
+    return [*command, *TINY_ENCODER, *flags]
+
+
+def compare(*arguments):
+    """Compare two methods, and return the values of all records without times."""
+    main(words(*arguments))
+    records = read_records(arguments[1] / "records.jsonl")[1].items()
+    return {
+        name: {key: part for key, part in record["value"].items() if "seconds" not in key} for name, record in records
+    }
 
 
 @pytest.fixture(scope="module")
@@ -42,25 +39,26 @@ def text(tmp_path_factory):
     return str(path)
 
 
-def without_times(values):
-    return {name: {key: part for key, part in value.items() if "seconds" not in key} for name, value in values.items()}
-
-
+@needs_ray
 @pytest.mark.slow
 def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch, capsys):
-    expected = without_times(compare(text, tmp_path / "here", "--jobs=1"))
+    expected = compare(text, tmp_path / "here", "--jobs=1")
     monkeypatch.chdir(tmp_path)
-    assert without_times(compare(text, Path("seen"), "--ray=local")) == expected
+    capsys.readouterr()
+    assert compare(text, Path("seen"), "--ray=local") == expected
+    assert "tisa, seed 0: held-out loss" in capsys.readouterr().out
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if no machine saw the folder
-    assert "use storage that all machines share" in fails(
-        capsys, "compare", "--data", text, "--out", str(tmp_path / "unseen"), "--ray=local", *TINY_ENCODER
-    )
+    with pytest.raises(SystemExit):
+        main(words(text, "unseen", "--ray=local"))
+    assert "use storage that all machines share" in capsys.readouterr().err
     assert (tmp_path / "seen" / "models" / "tisa-0" / "model.safetensors").exists()
     assert not [path for path in (tmp_path / "seen").iterdir() if path.name.startswith(".ray")]
 
 
+@needs_ray
 @pytest.mark.slow
 def test_the_job_of_a_lost_machine_is_done_again(tmp_path):
+    import ray
     from ray.cluster_utils import Cluster
 
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
@@ -90,8 +88,15 @@ def test_the_job_of_a_lost_machine_is_done_again(tmp_path):
         cluster.shutdown()
 
 
-def test_without_a_cluster_one_line_says_so(text, tmp_path, capsys):
-    refused = fails(
-        capsys, "compare", "--data", text, "--out", str(tmp_path / "out"), "--ray", "127.0.0.1:1", *TINY_ENCODER
-    )
-    assert "--ray: cannot reach a cluster at 127.0.0.1:1" in refused
+@needs_ray
+def test_without_a_cluster_one_line_says_so_before_any_work(tmp_path, capsys):
+    refused = fails(capsys, "compare", "--out", str(tmp_path / "out"), "--ray", "127.0.0.1:1")
+    assert "--ray: cannot reach a cluster at 127.0.0.1:1: " in refused
+    assert not (tmp_path / "out").exists()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_jobs_find_a_recipe_outside_the_current_folder(tmp_path):
+    main(["run", str(Path(__file__).with_name("toy.py")), "--ray=local", "--seeds=1", "--out", str(tmp_path)])
+    assert [*read_records(tmp_path / "records.jsonl")[1]] == ['["draw", 0]']

@@ -437,12 +437,13 @@ def test_records_that_are_a_link_are_written_where_it_leads(tmp_path):
     assert len(read_records(tmp_path / "elsewhere.jsonl")[1]) == 4
 
 
-def test_a_missing_module_is_told_before_any_work(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("module", "extra", "kind"), [("jinja2", "train", ImportError), ("ray", "ray", InputError)])
+def test_a_missing_module_is_told_before_any_work(module, extra, kind, tmp_path, monkeypatch):
     """Also one that only the report needs."""
     real = _extras.find_spec
-    monkeypatch.setattr(_extras, "find_spec", lambda name: None if name == "jinja2" else real(name))
-    with pytest.raises(ImportError, match=r"this needs jinja2, which is not installed; .*\[train\]"):
-        toy(out=tmp_path / "out", jobs=1, quiet=True)
+    monkeypatch.setattr(_extras, "find_spec", lambda name: None if name == module else real(name))
+    with pytest.raises(kind, match=rf"this needs {module}, which is not installed; .*\[{extra}\]"):
+        toy(out=tmp_path / "out", jobs=1, ray="local", quiet=True)
     assert not (tmp_path / "out").exists()
 
 

@@ -90,6 +90,8 @@ def test_folders_of_one_comparison_are_merged(text, tmp_path, capsys):
     first, second, both = (tmp_path / name for name in ("first", "second", "both"))
     run(text, first, positions="none,learned")
     run(text, second, positions="none,tisa")
+    (second / "models").rename(tmp_path / "disk")
+    (second / "models").symlink_to(tmp_path / "disk")
     capsys.readouterr()
     main(["merge", str(first), str(second), "--out", str(both)])
     summary, command = capsys.readouterr().out.splitlines()
@@ -115,6 +117,11 @@ def test_folders_of_one_comparison_are_merged(text, tmp_path, capsys):
     run(text, tmp_path / "other", "--batch-size=2", positions="none")
     refused = fails(capsys, "merge", str(first), str(tmp_path / "other"), "--out", str(tmp_path / "new"))
     assert f"{first} and {tmp_path}/other have different batch_size, 4 and 2" in refused
+    for target, problem in (("/dev/zero", "expected a file, got a pipe, socket or device"), ("gone", "no such file")):
+        (tmp_path / "disk" / "link").symlink_to(target)
+        refused = fails(capsys, "merge", str(first), str(second), "--out", str(tmp_path / "new"))
+        assert f"FOLDERS: {problem}: '{second}/models/link'" in refused
+        (tmp_path / "disk" / "link").unlink()
     assert not (tmp_path / "new").exists()
 
 
@@ -290,6 +297,7 @@ def test_a_higher_rate_has_to_be_better_by_more_than_a_lower_one():
         --positions , => --positions: expected at least one, got none
         --positions none,,rope => --positions: expected something between commas, got 'none,,rope'
         --causal --mask-rate 0.3 => --mask-rate: causal models mask nothing; leave it out
+        --ray local: => --ray: expected auto, local, HOST:PORT or ray://HOST:PORT, got 'local:'
         --num-heads 5 => 5 heads do not divide hidden_size 64
         --rate-factors 9e5 --learning-rate 10 => --rate-factors: expected learning rates of at most 1e+06
         --preset modernbert --blocks x => --blocks: expected layers as '12', '1x12' or '4-4-4', got 'x'

@@ -364,7 +364,9 @@ def test_text_that_is_too_short(model, documents, tmp_path):
 
 
 def test_the_command(model, documents, tmp_path, capsys):
-    main(["extend", model, "--data", documents, "--length", "24", "--steps", "0", "--out", str(tmp_path / "out")])
+    out = tmp_path / "out"
+    main(["extend", model, "--data", documents, "--length=24", "--steps=0", "--threads=2", "--out", str(out)])
     printed = capsys.readouterr().out
     assert "passages found" in printed
     assert "SentenceTransformer" in printed
+    assert json.loads((out / "records.jsonl").read_text().splitlines()[0])["machine"]["threads"] == 2

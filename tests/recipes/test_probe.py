@@ -149,7 +149,6 @@ def test_the_score_and_its_error_by_hand():
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     refusals("""
-        --positions tsia => --positions: unknown position method 'tsia'; did you mean 'tisa'?
         --tasks copi => --tasks: expected one of copy, previous, match, reverse, sort, brackets, passkey, got 'copi'
         --tasks match --length 6 => --length: expected at least 8 for the task match, got 6
         --length 15 => --length: expected an even number, because some rows have two halves, got 15

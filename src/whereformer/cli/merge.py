@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ class Merge(WithPlugin):
 
     def run(self, console: Console) -> None:
         """Write the new folder, and print the command that makes its report."""
-        from ..files import new_folder
+        from ..files import check_regular, new_folder
         from ..lab.run import HASHES, RECORDS, read_records
         from ..manifest import dump_with_hash
         from ..provenance import provenance
@@ -69,11 +70,17 @@ class Merge(WithPlugin):
             raise InputError("folders", "expected at least one trained model, got none")
         seeds = sorted({seed for seed, _ in keys})
         positions = tuple(dict.fromkeys(name for _, name in keys))
+        sources: dict[Path, Path] = {}  # the first folder's files replace other folders' files
+        for folder in reversed(self.folders):
+            for name in ("cache", "models"):
+                for parent, _, files in os.walk(folder / name, followlinks=True):
+                    paths = [Path(parent, file) for file in files]
+                    check_regular("folders", *paths)
+                    sources |= {path.relative_to(folder): path for path in paths}
         with new_folder(self.out) as merged:
-            for folder in reversed(self.folders):  # the first folder's files replace other folders' files
-                for name in ("cache", "models"):
-                    if (folder / name).is_dir():
-                        shutil.copytree(folder / name, merged / name, dirs_exist_ok=True)
+            for target, source in sources.items():
+                (merged / target).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, merged / target)
             first_line = {"options": options, **provenance(options["device"])}
             (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *merged_records.values()])))
         console.print(f"wrote {self.out} with {len(keys)} models; make its report by:", highlight=False, soft_wrap=True)

@@ -10,7 +10,7 @@ import sysconfig
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
 from pathlib import Path
 
@@ -27,6 +27,7 @@ SUFFIXES = (".txt", ".text", ".md", ".rst", *JSON, ".parquet", ".arrow")
 """Folders are searched for files of these suffixes."""
 
 
+@cache
 def default_documents() -> list[str]:
     """Return about 2 MB of English that comes with Python: ``pydoc_data.topics`` and the standard library's docstrings.
 
@@ -132,7 +133,7 @@ class TextSource:
 
     def _all(self) -> Iterator[Document]:
         if not self.paths:
-            yield from ([document] for document in self._default)
+            yield from ([document] for document in default_documents())
             return
         none = True
         for file in self.files:
@@ -152,10 +153,6 @@ class TextSource:
     def __iter__(self) -> Iterator[str]:
         """Yield the pages to train on, which are not held out."""
         return (page for number, page in enumerate(self.pages()) if not is_held_out(number))
-
-    @cached_property
-    def _default(self) -> list[str]:
-        return default_documents()
 
 
 def _find_files(pattern: str) -> list[Path]:

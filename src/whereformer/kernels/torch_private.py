@@ -1,6 +1,6 @@
 """Every private name of torch that this package uses, each behind a function with a public name; torch has none.
 
-Torch may change them at any time; versions 2.11 to 2.13 have all of them. Only this module may use them, so only this
+Torch may change them at any time; versions 2.11 to 2.15 have all of them. Only this module may use them, so only this
 module has to follow when torch changes one.
 """
 

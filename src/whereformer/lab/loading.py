@@ -1,4 +1,4 @@
-"""Load checkpoints and tokenizers, with a clear one-line error if they can't be read.
+"""Load checkpoints and tokenizers, with a clear one-line error if they can't be read, and save them.
 
 Fine-tuning loads them with another position method and a new head.
 """
@@ -6,16 +6,18 @@ Fine-tuning loads them with another position method and a new head.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import logging as transformers_logging
 
+from .. import manifest
 from ..data.tokenizers import read_tokenizer
 from ..errors import InputError
-from ..manifest import fingerprint_of_files
+from ..files import new_folder
 from ..models import Encoder, EncoderForSequenceClassification, load_pretrained
 from ..models.checkpoints.files import find_config, find_weights
 from ..positions.base import position_parameters
@@ -110,7 +112,7 @@ def load_for_training(
 
 def fingerprint(model: str, *settings: object) -> str:
     """Return a hash of a checkpoint: its weights, its configuration, and settings on which reading it depends."""
-    return fingerprint_of_files(find_weights(model), [json.dumps(find_config(model)), *map(str, settings)])
+    return manifest.fingerprint_of_files(find_weights(model), [json.dumps(find_config(model)), *map(str, settings)])
 
 
 def count_parameters_by_origin(model: EncoderForSequenceClassification) -> tuple[int, int, int]:
@@ -118,6 +120,14 @@ def count_parameters_by_origin(model: EncoderForSequenceClassification) -> tuple
     assert model.loading_report is not None
     new = position_parameters(model).keys() & model.loading_report.initialized
     return (*count_parameters(model).values(), sum(model.get_parameter(name).numel() for name in new))
+
+
+def save(model: Any, tokenizer: Any, folder: Path, facts: Mapping[str, object]) -> None:
+    """Save a model and its tokenizer in transformers' format, with a manifest of ``facts``, in a new folder."""
+    with quiet_transformers(), new_folder(folder) as partial:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        manifest.write(partial, facts)
 
 
 @contextmanager

@@ -225,7 +225,8 @@ class ManyRuns(Recipe):
     """How many jobs, such as trainings, run at a time, each in its own process. Default: one for each GPU, or four if
     models are small; on the CPU one, or if models are small one for each core, but at most 8."""
     ray: Annotated[str | None, MayChange] = None
-    """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head; "local" starts one here."""
+    """Address of a Ray cluster whose machines do the jobs, such as "auto" on its head, or "ray://HOST:10001" from
+    elsewhere; "local" starts one here."""
 
     def name_folder(self, steps: int, seeds: int = 1) -> Path:
         """Return the folder of a longer run, next to this one's."""

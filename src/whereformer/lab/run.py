@@ -30,6 +30,7 @@ from ..manifest import dump_with_hash, load_with_hash, matches_type
 from ..provenance import provenance, this_version
 from .methods import load_plugin
 from .options import find_device
+from .ray_jobs import connect, map_on_cluster
 from .terminal import output
 
 if TYPE_CHECKING:
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 RECORDS = "records.jsonl"
 """The file of records in a run's folder."""
-FILES = (RECORDS, "report.html", "report.md")
-"""The files that every run has."""
 HASHES = "hashes of"
 """The key in the first line's options of the hashes of everything that was read, by name."""
 VERSION = "version of the "
@@ -92,9 +91,10 @@ class Run:
         self.ray = getattr(recipe, "ray", None)
         self.jobs = getattr(recipe, "jobs", None) or default_jobs(self.device, has_small_models=recipe.has_small_models)
         self.has_small_models = recipe.has_small_models
-        self.threads = torch.get_num_threads()  # of each job
+        default = torch.get_num_threads()
         if self.device == "cpu":
-            self.threads = 1 if recipe.has_small_models else max(1, self.threads // self.jobs)
+            default = 1 if recipe.has_small_models else max(1, default // self.jobs)
+        self.threads = getattr(recipe, "threads", None) or default  # of each job
         self.counts = self.losses = None  # steps and last loss of each job in progress, shared with processes
         # This process's place in these; the steps of all jobs, and those done in earlier maps; the map's finished jobs.
         self.slot = self.total = self.done = self.finished = 0
@@ -109,9 +109,12 @@ class Run:
 
     def __enter__(self) -> Run:
         with ExitStack() as stack:
+            if self.ray is not None:
+                stack.enter_context(connect(self.ray, quiet=self.quiet))
             stack.enter_context(ranks.open_folder(self.folder))
             ranks.join(torch.device(self.device))
-            self.provenance = provenance(self.device)
+            with threads(self.threads):
+                self.provenance = provenance(self.device)
             self.console = output(quiet=self.quiet)
             if self.is_main:
                 self._check_outputs()
@@ -135,27 +138,25 @@ class Run:
         parts = [path.name for path in self.folder.glob("*.[sc][vs][gv]")]  # figures and tables
         files = [name for name in self.outputs if not name.endswith("/")]
         folders = [name for name in self.outputs if name.endswith("/")]
-        check_outputs("out", self.folder, [*FILES, *files, *parts], folders)
+        check_outputs("out", self.folder, [RECORDS, "report.html", "report.md", *files, *parts], folders)
 
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        if path.exists():
-            earlier, self.records, damaged = read_records(path)
-            hashes = earlier.pop(HASHES)
-            if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
-                self.hashes = hashes
-                self._compare(earlier)
-            for number in damaged:
-                self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
-
-    def _compare(self, earlier: Mapping[str, object]) -> None:
-        for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
-            old, new = earlier.get(name), self.options.get(name)
-            if old != new:
-                advice = "choose another folder, or use the same settings to continue"
-                problem = f"{self.folder} has results with {name} {short_repr(old)}, not {short_repr(new)}"
-                raise InputError("out", f"{problem}; {advice}")
+        if not path.exists():
+            return
+        earlier, self.records, damaged = read_records(path)
+        hashes = earlier.pop(HASHES)
+        if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
+            self.hashes = hashes
+            for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
+                old, new = earlier.get(name), self.options.get(name)
+                if old != new:
+                    problem = f"{self.folder} has results with {name} {short_repr(old)}, not {short_repr(new)}"
+                    advice = "choose another folder, or use the same settings to continue"
+                    raise InputError("out", f"{problem}; {advice}")
+        for number in damaged:
+            self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
 
     def _write(self) -> None:
         first = {"options": {**self.options, HASHES: self.hashes}, **self.provenance}
@@ -258,19 +259,15 @@ class Run:
         value = self.records[name]["value"]
         reason = problem(_build(kind, value)) if matches_type(kind, value) else "its record has a value of another type"
         if reason is not None:
-            self.log(f"repeating {_label(name)}: {reason}")
+            self.log(f"repeating {' '.join(map(str, json.loads(name)))}: {reason}")
         return reason is None
 
     def _run_jobs(self, keys: Sequence[Key], function: Any, shared: Any, jobs: int) -> Generator[tuple[Key, JobResult]]:
         """Yield each key with its result, in the order of completion."""
         if self.ray is not None and keys:
-            from .ray_jobs import map_on_cluster
-
             gpus = (1 / SMALL_JOBS if self.has_small_models else 1) if self.device == "cuda" else 0
             compute = partial(_run_elsewhere, function, self, shared)
-            yield from map_on_cluster(
-                *(self.ray, self.folder, compute, keys), threads=self.threads, gpus=gpus, quiet=self.quiet
-            )
+            yield from map_on_cluster(self.folder, compute, keys, threads=self.threads, gpus=gpus)
             return
         if jobs < 2 or ranks.size() > 1:
             for self.slot, key in enumerate(keys):
@@ -399,11 +396,6 @@ def name_key(key: Key, keys: Sequence[Key]) -> str:
     varying = [part for part, *rest in zip(key, *keys, strict=True) if len(set(rest)) > 1]
     names = [part for part in varying or key if isinstance(part, str)]
     return " ".join([*names, *(f"seed {part}" for part in varying if not isinstance(part, str))])
-
-
-def _label(name: str) -> str:
-    """Return the name of a record for people to read."""
-    return " ".join(map(str, json.loads(name)))
 
 
 def _shared_array(count: int) -> Any:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from .. import manifest
-from ..files import new_folder
 from ..models import EncoderConfig, EncoderForCausalLM, EncoderForMaskedLM
 from ..positions import PositionRangeError
 from . import methods
-from .loading import quiet_transformers
 
 Value = TypeVar("Value")
 
@@ -61,16 +57,6 @@ def build(config: EncoderConfig, seed: int) -> EncoderForMaskedLM | EncoderForCa
     missing = model.load_state_dict(backbone, strict=False).missing_keys
     assert all(name.startswith("encoder.position.") or name.endswith(".sinks") for name in missing), missing
     return model
-
-
-def save(model: Any, tokenizer: Any, folder: Path, facts: dict[str, object]) -> None:
-    """Save a trained model, set to give logits at every token, and its tokenizer, with a manifest of ``facts``."""
-    model.config.sparse_prediction = False
-    tokenizer.model_max_length = model.config.max_position_embeddings
-    with quiet_transformers(), new_folder(folder) as partial:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        manifest.write(partial, facts)
 
 
 def at_lengths(lengths: Sequence[int], score: Callable[[int], Value]) -> list[Value | str]:

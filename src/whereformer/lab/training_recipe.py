@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from .. import ranks
 from ..errors import InputError
-from ..files import new_folder
 from . import tensorboard
 from .options import MAX_RUNS, MAX_SEED, MAX_SIZE
 from .recipe import MayChange, Range, Trains, lazy_modules
@@ -94,7 +93,6 @@ class TrainingRecipe(Trains):
             raise InputError("dry_run", f"expected one process, got {ranks.size()}")
 
     def run(self, run: Run) -> report.Report:
-        run.threads = self.threads or run.threads
         prepared = self.prepare(run, run.folder / "cache" if self.cache is None or self.dry_run else self.cache)
         plan = Sheet.of("Plan", ["", Column("", left=True, wraps=True)], self.plan(prepared))
         if self.dry_run:
@@ -181,10 +179,7 @@ class TrainingRecipe(Trains):
     def save(self, run: Run, model: Any, tokenizer: Any, facts: Mapping[str, object]) -> None:
         """Save the trained model in transformers' format, with its tokenizer and a manifest with ``facts``."""
         if run.is_main:
-            with loading.quiet_transformers(), new_folder(run.folder / "model") as partial:
-                model.save_pretrained(partial)
-                tokenizer.save_pretrained(partial)
-                manifest.write(partial, facts)
+            loading.save(model, tokenizer, run.folder / "model", facts)
         ranks.wait()
 
 

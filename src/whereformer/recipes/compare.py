@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ..analysis import ranking as rankings
     from ..data import corpus, encode, tokenizers, windows
     from ..data.streams import Stream
-    from ..lab import methods
+    from ..lab import loading, methods
     from ..lab import run as running
     from ..lab import small_encoders as encoders
     from ..lab import train as training
@@ -41,7 +41,7 @@ else:
     )
     corpus, encode, windows = lazy_modules("data.corpus", "data.encode", "data.windows")
     methods, running, encoders = lazy_modules("lab.methods", "lab.run", "lab.small_encoders")
-    training, report = lazy_modules("lab.train", "lab.report.report")
+    training, report, loading = lazy_modules("lab.train", "lab.report.report", "lab.loading")
 
 METHODS = ("none", "sinusoidal", "learned", "rope", "t5", "shaw", "tisa", "learned+tisa")  # the default ones
 LENGTH_FACTORS, MAX_LENGTHS = (1, 2, 4), 5
@@ -428,7 +428,9 @@ class Compare(ManyRuns):
         scores = encoders.at_lengths(self.eval_lengths, evaluate)
         if isinstance(scores[0], str):
             return comparison_report.ComparisonResult(rate, [], [], [], 0, None, scores[0])
-        encoders.save(model, data.tokenizer, self.model_folder(position, seed), facts)
+        model.config.sparse_prediction = False  # logits at every token
+        data.tokenizer.model_max_length = model.config.max_position_embeddings
+        loading.save(model, data.tokenizer, self.model_folder(position, seed), facts)
         shutil.rmtree(checkpoint_folder, ignore_errors=True)
         run.log(f"{label}: held-out loss {scores[0][0]:.3f}, accuracy of tokens {scores[0][1]:.1%}")
         return comparison_report.ComparisonResult(

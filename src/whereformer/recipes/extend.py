@@ -110,7 +110,6 @@ class Extend(Recipe):
     outputs = ("model/", "checkpoints/checkpoint-1/")
 
     def run(self, run: Run) -> report.Report:
-        run.threads = self.threads or run.threads
         teacher = encoders.load_encoder(self.model)
         if self.length <= teacher.limit:
             raise InputError("length", f"expected more than the model's {teacher.limit} tokens, got {self.length}")
