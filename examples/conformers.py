@@ -30,11 +30,13 @@ def relative_attention(query, key, value, vectors, u, v, scale, visible=None, dr
 
     Args:
         query, key, value: (batch, heads, n_q or n_k, head_dim) each.
-        vectors: p by offset, (heads, 2 * reach + 1, head_dim), from ``reach`` frames before to ``reach`` after.
+        vectors: p by offset, (heads, 2 * n_k - 1, head_dim), from ``n_k - 1`` frames before to ``n_k - 1`` after.
         u, v: (heads, 1, head_dim).
         visible: True = attend; (batch, 1, n_k), or (batch, n_q, n_k). A matrix that only hides padding is read as such;
             any other costs a bias for each pair.
     """
+    if vectors.shape[1] != 2 * key.shape[2] - 1:
+        raise ValueError(f"expected 2 * {key.shape[2]} - 1 rows of positions for the keys, got {vectors.shape[1]}")
     terms, options = [OffsetKeys(vectors, -(vectors.shape[1] // 2), query_factors=(query + v) * scale)], {}
     if visible is not None:
         rows, columns = visible.any(2), visible.any(1)
@@ -58,7 +60,7 @@ def join(states):
 
 
 def espnet(self, query, key, value, pos_emb, mask):
-    """ESPnet's and WeNet's RelPositionMultiHeadedAttention; a mask of 1 = attend, (batch, 1 or n_q, n_k)."""
+    """ESPnet's RelPositionMultiHeadedAttention; a mask of 1 = attend, (batch, 1 or n_q, n_k)."""
     query, key, value = self.linear_q(query), self.linear_k(key), self.linear_v(value)
     u, v = self.pos_bias_u[:, None], self.pos_bias_v[:, None]
     vectors = split(self.linear_pos(pos_emb[:1]), self.h)[0]

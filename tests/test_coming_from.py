@@ -20,10 +20,13 @@ pytestmark = pytest.mark.skipif(not PAGE.exists(), reason="the package is tested
 
 @pytest.fixture(scope="module")
 def page():
-    """The names that the page's Python defines."""
+    """The names that the page's Python defines; each section runs after the setup only."""
+    setup, *sections = PAGE.read_text(encoding="utf-8").split("\n## ")
     names = {}
-    for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE):
-        exec(block, names)
+    for section in sections:
+        blocks = re.findall(r"^```python\n(.*?)^```", setup + section, re.DOTALL | re.MULTILINE)
+        exec("\n".join(blocks), section_names := {})
+        names |= section_names
     return names
 
 
@@ -211,3 +214,5 @@ def test_conformers_stream_over_a_cache(conformers):
         chunk, near = x[:, start:stop], positions[:, 9 - stop : 8 + stop]
         out, _ = layer(chunk, chunk, chunk, None, near, cache=x[:, :start])
         torch.testing.assert_close(out, expected[:, start:stop], rtol=1e-12, atol=1e-12)
+    with pytest.raises(ValueError, match=r"^expected 2 \* 9 - 1 rows of positions for the keys, got 9$"):
+        layer(x, x, x, None, positions[:, 8:])

@@ -229,6 +229,7 @@ WRONG = {
         "cu_seqlens_k: needed, because query has 4 rows and value has 5",
     ),
     "key mask": ({"key_mask": torch.ones(1, 4).bool()}, "key_mask: not an argument of attention_varlen; sequences"),
+    "torch's name": ({"cu_seq_k": seqlens([4])}, "cu_seq_k: not an argument of attention_varlen; write cu_seqlens_k="),
     "flash attention's length": ({"max_seqlen_q": 4}, "max_seqlen_q: not an argument of attention_varlen; leave it"),
     "affine positions": (
         {"query_positions": whereformer.Positions(0, 1, 4)},

@@ -1,9 +1,12 @@
 """Caches of rotated keys: attached models generate the same with a cache as without, whatever happens to the cache."""
 
+import itertools
+
 import pytest
 import torch
 import transformers
 
+import whereformer
 from whereformer.models.inputs import CACHE
 from whereformer.positions.rope import Rope
 
@@ -11,24 +14,26 @@ from .peers import attach_unverified, enlarge
 
 ROTATING = ["rope", "rope+tisa", "shaw+rope", "rope/none", "logn+rope"]
 """Methods whose keys are cached after their rotation; not with "fox", which reads all keys."""
+CAUSAL = sorted({*whereformer.position_names()} - {"sinusoidal", "learned", "synthesizer"})
+"""Methods that GPT-2 gets instead of its own positions; "none" keeps them."""
 
 
 def make(position, kind="Llama", **options):
-    """Return a small decoder with grouped heads and random weights; Mistral's cache keeps three keys."""
+    """Return a small decoder with random weights, and grouped heads except in GPT-2; Mistral caches three keys."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{kind}Config")(
         vocab_size=60,
         hidden_size=32,
         num_attention_heads=4,
-        num_key_value_heads=2,
+        **({} if kind == "GPT2" else {"num_key_value_heads": 2}),
         num_hidden_layers=2,
         intermediate_size=24,
         pad_token_id=0,
         eos_token_id=None,
         **({"sliding_window": 4} if kind == "Mistral" else {}),
     )
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).double().eval()
-    return enlarge(attach_unverified(model, position, keep_absolute=False, **options), 0.2)
+    model = transformers.AutoModelForCausalLM.from_config(config).double().eval()
+    return enlarge(attach_unverified(model, position, keep_absolute=position == "none", **options), 0.2)
 
 
 IDS = torch.randint(5, 50, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -38,8 +43,10 @@ def close(actual, expected):
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("position", [*ROTATING, "rope+fox"])
-@pytest.mark.parametrize("kind", ["Llama", "Mistral"])
+@pytest.mark.parametrize(
+    ("kind", "position"),
+    [*itertools.product(("Llama", "Mistral"), (*ROTATING, "rope+fox")), *itertools.product(["GPT2"], CAUSAL)],
+)
 @torch.no_grad()
 def test_tokens_in_pieces_are_the_tokens_at_once(kind, position):
     model = make(position, kind)
@@ -104,20 +111,3 @@ def test_gradients_flow_through_a_cache():
     expected, actual = (torch.autograd.grad(logits.square().sum(), parameters) for logits in (full_logits, pieces))
     for gradient, expected_gradient in zip(actual, expected, strict=True):
         close(gradient, expected_gradient)
-
-
-@pytest.mark.parametrize(
-    "position", ["none", "rope", "t5", "tisa", "shaw", "alibi", "kerple", "fire", "deberta", "fox", "logn"]
-)
-@torch.no_grad()
-def test_gpt2_generates_from_its_cache_what_it_computes_at_once(position):
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 60, "n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 40}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).double().eval()
-    attach_unverified(model, position, keep_absolute=position == "none")
-    for parameter in model.parameters():
-        parameter.add_(0.2 * torch.randn_like(parameter))
-    cache = transformers.DynamicCache(config=model.config)
-    pieces = [IDS[:, :5], IDS[:, 5:8], *IDS[:, 8:].split(1, 1)]
-    logits = torch.cat([model(piece, **{CACHE: cache}).logits for piece in pieces], 1)
-    close(logits, model(IDS, use_cache=False).logits)

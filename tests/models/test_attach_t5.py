@@ -35,6 +35,8 @@ def test_the_local_encoder_of_longt5_is_a_bias_in_a_window():
     config = LongT5Config(vocab_size=50, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, local_radius=7)
     with pytest.raises(InputError, match=r"AttentionInterface; its local attention is T5's bias with window=7, see"):
         attach(LongT5EncoderModel(config), "none")
+    with pytest.raises(InputError, match=r"AttentionInterface; global tokens are not supported$"):
+        attach(LongT5EncoderModel(LongT5Config(**SIZES, encoder_attention_type="transient-global")), "none")
     torch.manual_seed(0)
     layer, radius = LongT5LocalAttention(config, has_relative_attention_bias=True).eval(), 7
     hidden, real = torch.randn(2, 30, 16), torch.ones(2, 30)

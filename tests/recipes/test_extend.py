@@ -14,26 +14,23 @@ import whereformer
 from tests.failing import fails
 from whereformer.cli.main import main
 from whereformer.errors import InputError
+from whereformer.lab.loading import quiet_transformers
 from whereformer.lab.run import read_records
 from whereformer.lab.sentence_encoders import find_position_table, lengthen, load_encoder, save_encoder
+from whereformer.models import Encoder, EncoderConfig
 from whereformer.recipes import extend
 
 from .sentence_models import MODULES, SIZES, WORDS, bert, save, save_documents
 
 
 @pytest.fixture(scope="module")
-def words():
-    return WORDS
+def model(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("models") / "bert", bert(), WORDS)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory, words):
-    return save(tmp_path_factory.mktemp("models") / "bert", bert(), words)
-
-
-@pytest.fixture(scope="module")
-def documents(tmp_path_factory, words):
-    return save_documents(tmp_path_factory.mktemp("text") / "documents.jsonl", words)
+def documents(tmp_path_factory):
+    return save_documents(tmp_path_factory.mktemp("text") / "documents.jsonl", WORDS)
 
 
 @pytest.fixture(scope="module")
@@ -81,11 +78,11 @@ WHOLE = MINIMAL | {
 
 @pytest.mark.parametrize("reader", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
 @pytest.mark.parametrize("settings", [MINIMAL, WHOLE])
-def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_path, words):
+def test_the_settings_of_sentence_transformers_are_kept(settings, reader, tmp_path):
     """Lowercase, prompts, similarity and the pooling of prompts; the vectors are those of sentence-transformers."""
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
     folder = tmp_path / "m"
-    save(folder, bert(), words)
+    save(folder, bert(), WORDS)
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     tokenizer["normalizer"] = None
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
@@ -141,10 +138,10 @@ def test_a_token_sees_what_is_near_as_in_a_text_of_its_own(model):
     torch.testing.assert_close(part[:, 14:34], states[:, 30:50])
 
 
-def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path, words):
+def test_the_first_token_of_a_roberta_sees_all_in_the_last_layer(tmp_path):
     torch.manual_seed(0)
     roberta = RobertaModel(RobertaConfig(**SIZES, max_position_embeddings=34, pad_token_id=0, initializer_range=0.3))
-    teacher = load_encoder(save(tmp_path / "roberta", roberta, words, limit=33, pooling="cls_token"))
+    teacher = load_encoder(save(tmp_path / "roberta", roberta, WORDS, limit=33, pooling="cls_token"))
     assert (len(find_position_table(teacher.model).weight), teacher.limit, teacher.settings.pooling) == (33, 33, "cls")
     student = lengthen(teacher, 50)
     assert student.model.config.windows == "15,0"
@@ -201,9 +198,9 @@ def test_an_interrupted_run_ends_as_one_that_was_not(finished, model, documents,
     assert "repeating train: model.safetensors was changed" in capsys.readouterr().out
 
 
-def test_another_text_or_model_is_refused(finished, model, documents, words, tmp_path):
+def test_another_text_or_model_is_refused(finished, model, documents, tmp_path):
     out = shutil.copytree(finished[0], tmp_path / "out")
-    other_documents = save_documents(tmp_path / "other.jsonl", words[::-1])
+    other_documents = save_documents(tmp_path / "other.jsonl", WORDS[::-1])
     with pytest.raises(InputError, match="has results for a different text; choose another folder"):
         whereformer.extend(model=model, data=other_documents, length=48, steps=4, out=out, quiet=True)
     bert().half().float().save_pretrained(model)  # other weights at the same path
@@ -248,24 +245,29 @@ def test_only_positions_are_trained_at_first(model):
     assert 0 < rest[15] < rest[30] <= extend.RATE
 
 
+FUNNEL = {"vocab_size": 64, "hidden_size": 16, "num_attention_heads": 2, "blocks": "1-1", "position": "transformer_xl"}
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (
-            lambda to, words: save(to, bert(), words, modules=("Transformer", "Pooling", "Dense")),
+            lambda to: save(to, bert(), WORDS, modules=("Transformer", "Pooling", "Dense")),
             "got Transformer, Pooling, Dense",
         ),
-        (lambda to, words: save(to, bert(), words, pooling="max_tokens"), "got max"),
+        (lambda to: save(to, bert(), WORDS, pooling="max_tokens"), "got max"),
         (
-            lambda to, words: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), words),
+            lambda to: save(to, T5EncoderModel(T5Config(vocab_size=64, d_model=16, num_layers=1)), WORDS),
             "got 't5'",
         ),
-        (lambda to, words: str(to), "; `hf download NAME --local-dir FOLDER` gets one"),
-        (lambda to, words: str(Path(save(to / "model", bert(), words)).parent), "; did you mean "),
+        (lambda to: save(to, Encoder(EncoderConfig(**FUNNEL)), WORDS), "a model that doesn't pool, got a funnel"),
+        (lambda to: quiet_transformers()(bert().save_pretrained)(to) or str(to), " (it has no vocabulary)"),
+        (lambda to: str(to), "; `hf download NAME --local-dir FOLDER` gets one"),
+        (lambda to: str(Path(save(to / "model", bert(), WORDS)).parent), "; did you mean "),
     ],
 )
-def test_models_that_cannot_be_extended(make, message, tmp_path, words, documents, capsys):
-    line = fails(capsys, "extend", make(tmp_path / "m", words), "--data", documents, "--out", str(tmp_path / "out"))
+def test_models_that_cannot_be_extended(make, message, tmp_path, documents, capsys):
+    line = fails(capsys, "extend", make(tmp_path / "m"), "--data", documents, "--out", str(tmp_path / "out"))
     assert message in line
 
 
@@ -302,8 +304,8 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, words, document
             "1_Pooling/config.json has 'power', which is n",
         ),
         ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "as module_input_name in 2_Normalize"),
-        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "got a SparseEncoder"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "_type in config_sentence_transf"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "json, got 'SparseEncoder'"),
         (
             "config_sentence_transformers.json",
             {"default_prompt_name": "query"},
@@ -312,8 +314,8 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, words, document
         ("config_sentence_transformers.json", {"new_way": 1}, "config_sentence_transformers.json has 'new_way', which"),
     ],
 )
-def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, words, documents, capsys):
-    path = save(tmp_path / "m", bert(), words)
+def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_path, documents, capsys):
+    path = save(tmp_path / "m", bert(), WORDS)
     if "roberta" in name:
         (tmp_path / "m" / "sentence_bert_config.json").unlink()
     (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
@@ -322,11 +324,9 @@ def test_what_cannot_be_kept_is_refused_in_one_line(name, content, message, tmp_
 
 
 @pytest.mark.parametrize("name", ["modules.json", "1_Pooling/config.json", "tokenizer.json", "2_Normalize/config.json"])
-def test_a_pipe_in_the_model_is_not_read_and_named_before_any_training(
-    name, tmp_path, words, documents, capsys, monkeypatch
-):
+def test_a_pipe_in_the_model_is_not_read_and_named_before_any_training(name, tmp_path, documents, capsys, monkeypatch):
     monkeypatch.setattr(extend.Extend, "train", lambda *_: pytest.fail("it trains"))
-    path = save(tmp_path / "m", bert(), words)
+    path = save(tmp_path / "m", bert(), WORDS)
     (tmp_path / "m" / name).parent.mkdir(exist_ok=True)
     (tmp_path / "m" / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / "m" / name)
@@ -348,11 +348,11 @@ def test_too_few_documents_to_hold_any_out(model, documents, capsys):
     assert "documents: expected at least 32, got 10" in line
 
 
-def test_weights_that_are_not_finite(tmp_path, words, documents):
+def test_weights_that_are_not_finite(tmp_path, documents):
     model = bert()
     model.embeddings.word_embeddings.weight.data[7] = math.nan
     with pytest.raises(InputError, match="has numbers that are not finite"):
-        whereformer.extend(model=save(tmp_path / "m", model, words), data=documents, out=tmp_path / "out", quiet=True)
+        whereformer.extend(model=save(tmp_path / "m", model, WORDS), data=documents, out=tmp_path / "out", quiet=True)
 
 
 def test_text_that_is_too_short(model, documents, tmp_path):

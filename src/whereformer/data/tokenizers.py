@@ -127,6 +127,8 @@ def read_tokenizer(path_or_id: str | Path, field: str) -> PreTrainedTokenizerBas
         check_regular_in(field, path_or_id)
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(path_or_id, trust_remote_code=False)
         tokenizer("text")  # some entries of its files are first read here
+        if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes one without any file
+            raise ValueError("it has no vocabulary")
         for name in ("is_local", "local_files_only"):  # how it was read, which save_pretrained would write
             tokenizer.init_kwargs.pop(name, None)
     except InputError:

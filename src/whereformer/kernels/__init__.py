@@ -229,6 +229,7 @@ _OTHER_NAMES = {
     **dict.fromkeys(("logits_soft_cap", "logit_cap"), "write softcap="),
     "alibi_slopes": "write the term DistanceDecay",
     "enable_gqa": "leave it out, since keys may always have fewer heads",
+    "cu_seq_k": "write cu_seqlens_k=",
     **dict.fromkeys(("max_seqlen_q", "max_seqlen_k", "max_q", "max_k"), "leave it out, since cu_seqlens_q suffices"),
 }
 """For arguments of other libraries, what to write instead."""

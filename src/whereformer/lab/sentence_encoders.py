@@ -143,9 +143,9 @@ def load_encoder(path: str) -> SentenceEncoder:
     _sentence_files(folder)
     settings = _settings(folder)
     model = load(path)
-    table = find_position_table(model)
     if "-" in model.config.blocks:
         raise InputError("model", "expected a model that doesn't pool, got a funnel")
+    table = find_position_table(model)
     tokenizer = load_tokenizer(path, None)
     if settings.lowercase:
         _lowercase(tokenizer)
@@ -180,9 +180,6 @@ def _settings(folder: Path) -> Settings:
     if modules is None:
         return Settings()
     about = _read(folder, PROMPTS, dict) or {}
-    kind = about.get("model_type")
-    if kind not in (None, "SentenceTransformer"):
-        raise InputError("model", f"expected a model that makes vectors, got a {short_repr(kind)[1:-1]}: {folder}")
     _check_settings(PROMPTS, PROMPTS, about)
     kinds = [str(step.get("type") if isinstance(step, dict) else step) for step in modules]
     # Modules of other packages have their full names, and so are not known.
@@ -282,8 +279,7 @@ def find_position_table(model: Encoder) -> Learned | None:
     parts = model.position.components()
     tables = [part for part in parts if isinstance(part, Learned)]
     if len(tables) > 1 or not all(part.shift_invariant for part in parts if part not in tables):
-        expected = "expected a model with position embeddings or relative positions"
-        raise InputError("model", f"{expected}, got one with {model.config.position!r}")
+        raise InputError("model", f"expected position embeddings or relative positions, got {model.config.position!r}")
     return tables[0] if tables else None
 
 

@@ -225,8 +225,8 @@ class Extend(Recipe):
             f"On texts that the original can read, its vectors have a mean cosine of {last_short:.4f} with the "
             "original's.",
             *filter(None, [verdicts.warn_of_few_documents(documents, HELD_OUT_EVERY)]),
-            f"It was trained for {self.steps:,} steps on {result.documents - documents:,} documents of "
-            f"{corpus.describe_source(self.data)}.",
+            f"It was trained for {self.steps:,} step{'' if self.steps == 1 else 's'} on "
+            f"{result.documents - documents:,} documents of {corpus.describe_source(self.data)}.",
             f'After "import whereformer.models", load the model with SentenceTransformer("{self.out / "model"}").',
         ]
         sections: list[Any] = [Sheet.of(f"Results on {documents} held-out documents", heads, rows, notes=(READING,))]

@@ -131,7 +131,8 @@ def attach_with_settings(
         instead = "; whereformer.load_pretrained converts it to an encoder that accepts any method" if loads else ""
         if model.config.model_type == "longt5":
             window = f"T5's bias with window={model.config.local_radius}"
-            instead = f"; its local attention is {window}, see the guide 'Coming from SDPA'"
+            advice = f"; its local attention is {window}, see the guide 'Coming from SDPA'"
+            instead = advice if model.config.encoder_attention_type == "local" else "; global tokens are not supported"
         kind = type(model).__name__
         raise InputError("model", f"{kind} does not dispatch attention through AttentionInterface{instead}")
     undo: Undo = []

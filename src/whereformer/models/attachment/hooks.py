@@ -92,7 +92,7 @@ class StackForward:
         ``new_keys`` says that the hooks get the new keys only, because a cache holds the others.
         """
         n_q = query.shape[2]
-        key = mask_spec.identity(), len(query), n_q, scale, new_keys, torch.is_grad_enabled()
+        key = mask_spec.identity(), query.shape[0], n_q, scale, new_keys, torch.is_grad_enabled()
         if not torch.compiler.is_compiling() and key in self.sites:  # compilers cannot look up symbolic sizes
             return self.sites[key][:2]
         self.check_mask(mask_spec, n_q)
