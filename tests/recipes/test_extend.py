@@ -304,8 +304,8 @@ def test_models_that_cannot_be_extended(make, message, tmp_path, documents, caps
             "1_Pooling/config.json has 'power', which is n",
         ),
         ("2_Normalize/config.json", {"module_input_name": "token_embeddings"}, "as module_input_name in 2_Normalize"),
-        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "_type in config_sentence_transf"),
-        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "json, got 'SparseEncoder'"),
+        ("config_sentence_transformers.json", {"model_type": "CrossEncoder"}, "got a CrossEncoder"),
+        ("config_sentence_transformers.json", {"model_type": "SparseEncoder"}, "got a SparseEncoder"),
         (
             "config_sentence_transformers.json",
             {"default_prompt_name": "query"},

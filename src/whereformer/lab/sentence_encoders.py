@@ -180,6 +180,9 @@ def _settings(folder: Path) -> Settings:
     if modules is None:
         return Settings()
     about = _read(folder, PROMPTS, dict) or {}
+    kind = about.get("model_type")
+    if kind not in (None, "SentenceTransformer"):
+        raise InputError("model", f"expected a model that makes vectors, got a {short_repr(kind)[1:-1]}: {folder}")
     _check_settings(PROMPTS, PROMPTS, about)
     kinds = [str(step.get("type") if isinstance(step, dict) else step) for step in modules]
     # Modules of other packages have their full names, and so are not known.
