@@ -37,7 +37,7 @@ CHECKED_FOR_RELEASES := tests/kernels tests/positions tests/test_shapes.py \
 	$(addprefix tests/models/test_,encoder.py funnel.py heads.py inputs.py pooling.py electra.py seq2seq.py golden_funnel.py attach.py)
 OLDER := ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 MKL_ENABLE_INSTRUCTIONS=AVX2
 
-.PHONY: help compare bench test lint docs ci check check-every test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
+.PHONY: help compare bench test lint docs ci check check-every test-models test-older instruction-sets test-lowest test-newest test-wheel format test-tritons \
 	native sanitize sanitize-threads test-emulated test-arm test-card test-clients
 
 help:  ## List the targets
@@ -63,12 +63,15 @@ docs: $(VENV)/.dev  ## Build the site, docs/_build/html/index.html; warnings are
 	$(VENV)/bin/python -m sphinx --quiet --fail-on-warning --keep-going -b html docs docs/_build/html
 	$(VENV)/bin/python docs/check_links.py docs/_build/html
 
-ci: lint docs test test-older  ## What every change has to pass: lint, the site, the quick tests, some of them twice
+ci: lint docs test test-models test-older  ## What every change has to pass: lint, the site, the quick tests and the models' slow ones
 
 check: lint docs $(BUILT)  ## What a release has to pass: as ci, with the slow tests; a quarter of an hour
 	$(PYTEST)
 	$(MAKE) test-card
 	$(MAKE) test-older CHECKED="$(CHECKED_FOR_RELEASES)"
+
+test-models: $(VENV)/.dev $(BUILT)  ## The slow tests of position methods and models; two minutes; options: ARGS
+	$(PYTEST) -m slow tests/positions tests/models --ignore tests/models/test_attach_sweep.py $(ARGS)
 
 # An older processor's instructions are used, the shapes in signatures are checked in every call, and memory that
 # nobody has written is NaN.
