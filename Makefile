@@ -162,6 +162,7 @@ test-wheel:  ## The quick tests against the wheel, installed where the source is
 # What is skipped is listed: nothing should be.
 test-clients: $(CLIENTS)/.dev $(BUILT)  ## All tests that run our models in programs of others; options: ARGS
 	$(CLIENTS)/bin/python -m pytest $(SIDE_BY_SIDE) -rs tests/models/test_clients.py tests/lab/test_ray.py \
+		"tests/test_benchmarks.py::test_benchmark_runs[ctranslate]" \
 		"tests/test_docs.py::test_the_code_of_a_page_prints_what_is_below_it[docs/guides/other-programs.md]" $(ARGS)
 
 format: $(VENV)/.dev  ## Format and fix what can be fixed

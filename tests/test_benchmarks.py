@@ -19,6 +19,7 @@ from pyarrow import parquet
 
 import whereformer
 from whereformer import provenance
+from whereformer.cli.main import main as cli
 from whereformer.data.tokenizers import fit_tokenizer
 from whereformer.recipes.compare import load
 
@@ -304,6 +305,16 @@ def translation(run, tmp_path):
         *("--hidden-size=16", "--intermediate-size=32", "--warmup=1", f"--out={tmp_path}"),
     )
     assert results_of(tmp_path / "results.json")["languages"]["de"]["sinusoidal"]["seeds"]["0"]["bleu"] >= 0
+
+
+def ctranslate(run, tmp_path):
+    pytest.importorskip("ctranslate2", reason="ctranslate2 is not installed")
+    lines = parallel_text.pairs()
+    cli(["translate", "train", *parallel_text.write(tmp_path, *lines), *parallel_text.TINY, f"--out={tmp_path}"])
+    save_table(tmp_path / "test.parquet", en=lines[0][:8], de=lines[1][:8])
+    run("ctranslate", f"--model={tmp_path / 'model'}", f"--data={tmp_path / 'test.parquet'}", f"--out={tmp_path}")
+    rows = results_of(tmp_path / "results.json")["rows"]
+    assert (rows["CTranslate2, float32, beams 1"]["same"], len(rows)) == (8, 6)
 
 
 def which_position(run, tmp_path):

@@ -6,19 +6,9 @@ NOUNS = ["cat", "dog", "bird", "fish", "child", "baker", "king", "queen", "farme
 PATTERNS = ["the {a} saw the {b} near the old house.", "a {b} and a {a} went to the market.", "where is the {a}?"]
 
 TINY = [
-    "--vocab-size=320",
-    "--hidden-size=16",
-    "--num-heads=2",
-    "--intermediate-size=32",
-    "--encoder-layers=1",
-    "--decoder-layers=1",
-    "--batch-tokens=256",
-    "--max-length=60",
-    "--steps=6",
-    "--every=2",
-    "--warmup=2",
-    "--average=2",
-    "--learning-rate=0.01",
+    *("--vocab-size=320", "--hidden-size=16", "--num-heads=2", "--intermediate-size=32"),
+    *("--encoder-layers=1", "--decoder-layers=1", "--batch-tokens=256", "--max-length=60"),
+    *("--steps=6", "--every=2", "--warmup=2", "--average=2", "--learning-rate=0.01"),
 ]
 
 
