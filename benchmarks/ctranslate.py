@@ -3,8 +3,8 @@
 Run: .venv-clients/bin/python benchmarks/ctranslate.py --model runs/translate/model --data multi30k/test.parquet
 
 The model is one of `whereformer translate train` with `shaw` or `sinusoidal`. `specification` and `translate` are the
-code of the guide "Other programs", so what is measured is what the guide says. A p-value is sacrebleu's, by paired
-bootstrap: how probable a difference in BLEU as large as that from our translations is by chance alone. Prints a table.
+code of the guide "Other programs". The p-value is sacrebleu's, by paired bootstrap: how probable it is that chance makes
+such a difference in BLEU from our translations. Prints a table.
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class CTranslate(Benchmark):
                     "cpu_seconds": seconds,
                 }
         for name, row in rows.items():
-            table.add_row(name, *(str(row.get(column, "")) for column in ("same", "bleu", "p_value", "cpu_seconds")))
+            cells = (row.get(column) for column in ("same", "bleu", "p_value", "cpu_seconds"))
+            table.add_row(name, *("" if cell is None else str(cell) for cell in cells))
         console.print(table)
         return {"settings": self.settings("model", "data"), "rows": rows}
 
@@ -92,9 +93,11 @@ def _bleu(lines: Sequence[str], references: Sequence[str]) -> float:
     return round(BLEU().corpus_score(lines, [references]).score, 2)
 
 
-def _p_value(lines: Sequence[str], others: Sequence[str], references: Sequence[str]) -> float:
-    """Return how probable a difference in BLEU as large as that of two translations is by chance alone."""
-    systems: list[Any] = [("Baseline", [*others]), ("CTranslate2", [*lines])]
+def _p_value(lines: Sequence[str], baseline: Sequence[str], references: Sequence[str]) -> float | None:
+    """Return how probable it is that chance makes a difference in BLEU as large as here; None if all lines are equal."""
+    if lines == baseline:
+        return None
+    systems: list[Any] = [("Baseline", [*baseline]), ("CTranslate2", [*lines])]
     _, scores = PairedTest(systems, {"BLEU": BLEU()}, [[*references]], "bs", 1000)()
     result: Any = scores["BLEU"][1]
     return round(result.p_value, 3)
