@@ -3,8 +3,8 @@
 Run: .venv-clients/bin/python benchmarks/ctranslate.py --model runs/translate/model --data multi30k/test.parquet
 
 The model is one of `whereformer translate train` with `shaw` or `sinusoidal`. `specification` and `translate` are the
-code of the guide "Other programs". The p-value is sacrebleu's, by paired bootstrap: how probable it is that chance makes
-such a difference in BLEU from our translations. Prints a table.
+code of the guide "Other programs". The p-value is sacrebleu's, by paired bootstrap: how probable it is that chance
+makes such a difference in BLEU from our translations. Prints a table.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _bleu(lines: Sequence[str], references: Sequence[str]) -> float:
 
 
 def _p_value(lines: Sequence[str], baseline: Sequence[str], references: Sequence[str]) -> float | None:
-    """Return how probable it is that chance makes a difference in BLEU as large as here; None if all lines are equal."""
+    """Return how probable it is that chance makes such a difference in BLEU; None if all lines are equal."""
     if lines == baseline:
         return None
     systems: list[Any] = [("Baseline", [*baseline]), ("CTranslate2", [*lines])]
