@@ -171,8 +171,8 @@ def test_half_precision(name, length):
     with torch.autocast("cpu", torch.bfloat16):
         mixed = states(model, inputs)
         mixed.float().pow(2).sum().backward()
-    half = states(model.to(torch.bfloat16), inputs)
-    for hidden in (mixed, half):
+    halves = [states(model.to(dtype), inputs) for dtype in (torch.bfloat16, torch.float16)]
+    for hidden in (mixed, *halves):
         assert (hidden.float() - expected).abs().mean() < 0.1 * expected.abs().mean()
 
 
