@@ -59,16 +59,18 @@ class CTranslate(Benchmark):
         first, _, last = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:3]
         exec(first, names)
         exec(last.split("\n\n\nlines = ")[0], names)
-        rows: dict[str, dict[str, Any]] = {}
+        translators, rows = dict[str, Any](), dict[str, dict[str, Any]]()
+        with tempfile.TemporaryDirectory() as folder:
+            names["specification"](model, tokenizer).save(folder)
+            for kind in ("float32", "int8"):
+                options = {"compute_type": kind, "inter_threads": 1, "intra_threads": 1}
+                translators[kind] = ctranslate2.Translator(folder, **options)
         table = Table("", "same lines", "BLEU", "p-value", "CPU, s")
         for beams in (1, 4):
             ours = _timed(partial(translate_lines, model, tokenizer, sources, beams=beams))
             rows[f"ours, beams {beams}"] = {"bleu": _bleu(ours[0], references), "cpu_seconds": ours[1]}
-            for kind in ("float32", "int8"):
-                with tempfile.TemporaryDirectory() as folder:
-                    names["specification"](model, tokenizer).save(folder)
-                    options = {"compute_type": kind, "inter_threads": 1, "intra_threads": 1}
-                    names["translator"] = ctranslate2.Translator(folder, **options)
+            for kind, translator in translators.items():
+                names["translator"] = translator
                 theirs, seconds = _timed(partial(names["translate"], sources, beams))
                 rows[f"CTranslate2, {kind}, beams {beams}"] = {
                     "bleu": _bleu(theirs, references),

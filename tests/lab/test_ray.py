@@ -48,7 +48,7 @@ def test_a_cluster_makes_the_records_of_processes(text, tmp_path, monkeypatch, c
     assert compare(text, Path("seen"), "--ray=local") == expected
     assert "tisa, seed 0: held-out loss" in capsys.readouterr().out
     monkeypatch.setattr(Path, "touch", lambda path: None)  # as if no machine saw the folder
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(words(text, "unseen", "--ray=local"))
     assert "use storage that all machines share" in capsys.readouterr().err
     assert (tmp_path / "seen" / "models" / "tisa-0" / "model.safetensors").exists()

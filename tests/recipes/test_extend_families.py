@@ -180,7 +180,7 @@ def test_positions_times_eight_are_those_of_transformers(tmp_path):
 @pytest.mark.parametrize("position", ["sinusoidal", "tupe", "learned+fire"])
 def test_positions_that_end_are_refused(position, tmp_path, capsys):
     line = fails(capsys, "extend", save_ours(tmp_path / "m", position), "--out", str(tmp_path / "out"))
-    assert f"MODEL: expected position embeddings or relative positions, got '{position}'" in line
+    assert f"MODEL: expected a model with position embeddings or relative positions, got one with '{position}'" in line
 
 
 def load_with(prompts, folder, **about):

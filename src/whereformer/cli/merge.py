@@ -70,17 +70,13 @@ class Merge(WithPlugin):
             raise InputError("folders", "expected at least one trained model, got none")
         seeds = sorted({seed for seed, _ in keys})
         positions = tuple(dict.fromkeys(name for _, name in keys))
-        sources: dict[Path, Path] = {}  # the first folder's files replace other folders' files
-        for folder in reversed(self.folders):
-            for name in ("cache", "models"):
-                for parent, _, files in os.walk(folder / name, followlinks=True):
-                    paths = [Path(parent, file) for file in files]
-                    check_regular("folders", *paths)
-                    sources |= {path.relative_to(folder): path for path in paths}
+        sources = [folder / name for folder in reversed(self.folders) for name in ("cache", "models")]
+        for source in sources:
+            for parent, _, files in os.walk(source, followlinks=True):
+                check_regular("folders", *(Path(parent, file) for file in files))
         with new_folder(self.out) as merged:
-            for target, source in sources.items():
-                (merged / target).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(source, merged / target)
+            for source in filter(Path.is_dir, sources):  # the first folder's files replace other folders' files
+                shutil.copytree(source, merged / source.name, dirs_exist_ok=True)
             first_line = {"options": options, **provenance(options["device"])}
             (merged / RECORDS).write_text("".join(map(dump_with_hash, [first_line, *merged_records.values()])))
         console.print(f"wrote {self.out} with {len(keys)} models; make its report by:", highlight=False, soft_wrap=True)

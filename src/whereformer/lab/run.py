@@ -143,20 +143,22 @@ class Run:
     def _read(self) -> None:
         """Read the records of an earlier run, or begin new ones."""
         path = self.folder / RECORDS
-        if not path.exists():
-            return
-        earlier, self.records, damaged = read_records(path)
-        hashes = earlier.pop(HASHES)
-        if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
-            self.hashes = hashes
-            for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
-                old, new = earlier.get(name), self.options.get(name)
-                if old != new:
-                    problem = f"{self.folder} has results with {name} {short_repr(old)}, not {short_repr(new)}"
-                    advice = "choose another folder, or use the same settings to continue"
-                    raise InputError("out", f"{problem}; {advice}")
-        for number in damaged:
-            self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
+        if path.exists():
+            earlier, self.records, damaged = read_records(path)
+            hashes = earlier.pop(HASHES)
+            if self.records or damaged or any(not what.startswith(VERSION) for what in hashes):
+                self.hashes = hashes
+                self._compare(earlier)
+            for number in damaged:
+                self.log(f"line {number} of {path} is damaged and removed; its result will be computed again")
+
+    def _compare(self, earlier: Mapping[str, object]) -> None:
+        for name in {**earlier, **self.options}:  # either may lack one that another version of the recipe has
+            old, new = earlier.get(name), self.options.get(name)
+            if old != new:
+                advice = "choose another folder, or use the same settings to continue"
+                problem = f"{self.folder} has results with {name} {short_repr(old)}, not {short_repr(new)}"
+                raise InputError("out", f"{problem}; {advice}")
 
     def _write(self) -> None:
         first = {"options": {**self.options, HASHES: self.hashes}, **self.provenance}

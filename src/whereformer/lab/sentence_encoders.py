@@ -282,7 +282,8 @@ def find_position_table(model: Encoder) -> Learned | None:
     parts = model.position.components()
     tables = [part for part in parts if isinstance(part, Learned)]
     if len(tables) > 1 or not all(part.shift_invariant for part in parts if part not in tables):
-        raise InputError("model", f"expected position embeddings or relative positions, got {model.config.position!r}")
+        expected = "expected a model with position embeddings or relative positions"
+        raise InputError("model", f"{expected}, got one with {model.config.position!r}")
     return tables[0] if tables else None
 
 
